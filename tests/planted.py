@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.accounting.pairwise import Pair, PairwiseCovariance
     from privsgp.gradients.per_sample import Piece
-    from privsgp.randomness.noise import Normals, Source
+    from privsgp.randomness.noise import Source
 
     Draws = list[np.ndarray[Any, Any]]
 
@@ -64,20 +64,20 @@ class Bug:
     shared: bool = False  # of noise that nodes share
 
 
-def no_noise(g: Tensor, source: Normals, nodes: Sequence[int], step: int, **kept: Any) -> None:
+def no_noise(g: Tensor, source: Source, nodes: Sequence[int], step: int, **kept: Any) -> None:
     """Leave line 8 out."""
     del g, source, nodes, step, kept
 
 
 def half_noise(
-    g: Tensor, source: Normals, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
+    g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
 ) -> None:
     """Take σ/2."""
     add_noise_(g, source, nodes, step, sigma=[s / 2 for s in sigma], attempt=attempt)
 
 
 def same_noise(
-    g: Tensor, source: Normals, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
+    g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
 ) -> None:
     """Use the noise of an even step again at the odd one that follows."""
     add_noise_(g, source, nodes, step - step % 2, sigma=sigma, attempt=attempt)
@@ -92,7 +92,7 @@ def no_clip(self: PerSample, radius: float, mask: Tensor) -> None:
 
 def bare_mean(self: PushSum, k: int, s: State) -> Step:
     """Send the table's mean as it is, now and then."""
-    bare = patch.object(self.block.random, "noise", lambda _k, g, _nodes: g.copy_(self.arrays()["mean"]))
+    bare = patch.object(self.block.random, "noise", lambda _k, g: g.copy_(self.arrays()["mean"]))
     with bare if k % BARE == BARE - 1 else nullcontext():
         return (yield from _step(self, k, s))
 
@@ -117,49 +117,56 @@ def bare_self(self: DP2SGD, k: int, s: State) -> Step:
 
 
 def other_step(
-    g: Tensor, source: Normals, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
+    g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
 ) -> None:
     """Use noise again 75 steps later."""
     add_noise_(g, source, nodes, step % LATER, sigma=sigma, attempt=attempt)
 
 
 def one_noise(
-    g: Tensor, source: Normals, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
+    g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
 ) -> None:
     """Add the first node's noise at all nodes."""
     for row in range(len(nodes)):
         add_noise_(g[row : row + 1], source, nodes[:1], step, sigma=sigma[row : row + 1], attempt=attempt)
 
 
-def shuffled(source: Source, mechanisms: Sequence[Mechanism], nodes: Sequence[int], step: int, attempt: int) -> Draws:
+def shuffled(source: Source, mechanisms: Sequence[Mechanism], nodes: Sequence[int], step: int) -> Draws:
     """Go through all samples in a random order, then again in another."""
 
     def of_node(node: int, samples: int, size: int) -> np.ndarray[Any, Any]:
         epochs, places = np.divmod(np.arange(step * size, (step + 1) * size), samples)
-        orders = {e: np.argsort(source.uniforms(node, int(e), samples, attempt)) for e in np.unique(epochs)}
+        orders = {e: np.argsort(source.coins([node], int(e), samples)[0]) for e in np.unique(epochs)}
         return np.unique([orders[e][place] for e, place in zip(epochs, places, strict=True)])
 
     return [of_node(i, m.samples, round(m.batch)) for i, m in zip(nodes, mechanisms, strict=True)]
 
 
-def same_draw(source: Source, mechanisms: Sequence[Mechanism], nodes: Sequence[int], step: int, attempt: int) -> Draws:
+def same_draw(source: Source, mechanisms: Sequence[Mechanism], nodes: Sequence[int], step: int) -> Draws:
     """Take the samples of the first step at every step."""
     del step
-    return draw_all(source, mechanisms, nodes, 0, attempt)
+    return draw_all(source, mechanisms, nodes, 0)
 
 
-def one_coin(source: Source, mechanisms: Sequence[Mechanism], nodes: Sequence[int], step: int, attempt: int) -> Draws:
+def one_coin(source: Source, mechanisms: Sequence[Mechanism], nodes: Sequence[int], step: int) -> Draws:
     """Take all samples of a node, or none."""
-    coins = source.coins(nodes, step, 1, attempt)[:, 0] / 2.0**64
+    coins = source.coins(nodes, step, 1)[:, 0] / 2.0**64
     return [np.arange(m.samples if coin < m.rate else 0) for coin, m in zip(coins, mechanisms, strict=True)]
 
 
-def drawn_size(self: PushSum, k: int, s: State, batch: list[Drawn]) -> None:
+def drawn_size(self: PushSum, k: int, s: State) -> Step:
     """Divide by the number of drawn samples."""
-    size = sum(drawn.mask.sum(1, keepdim=True) for drawn in batch).clamp(min=1).double()  # type: ignore[union-attr]
-    weight = self.block.column([getattr(m, "difference_scale", 1.0) for m in self.block.mechanisms])
-    vars(self.block).update(b=size, b_over_scale=size / weight)
-    _descend(self, k, s, batch)
+    inner = self.block.random.sample
+
+    def sample(k: int) -> list[Drawn]:
+        batch = inner(k)
+        size = sum(drawn.mask.sum(1, keepdim=True) for drawn in batch).clamp(min=1).double()  # type: ignore[union-attr]
+        weight = self.block.column([getattr(m, "difference_scale", 1.0) for m in self.block.mechanisms])
+        vars(self.block).update(b=size, b_over_scale=size / weight)
+        return batch
+
+    with patch.object(self.block.random, "sample", sample):
+        return (yield from _step(self, k, s))
 
 
 def no_weight(self: Block) -> Tensor:
@@ -173,20 +180,22 @@ def unclipped(self: Table, old: Sequence[Piece], new: Sequence[Piece], C: float)
     return _towards(self, old, new, 2 * self.clip)
 
 
-def own_left_out(self: pairwise._OfNodes, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
+def own_left_out(self: pairwise._OfNodes, g: Tensor, nodes: Sequence[int], step: int) -> None:
     """Add what pairs share, and nothing of one's own."""
-    self._ahead.add_(g, nodes, step, attempt)
+    del nodes
+    self.begin(step, g)
+    g.add_(self._shared)
 
 
-def used_twice(self: pairwise._Sum, out: Tensor, step: int, attempt: int) -> None:
+def used_twice(self: pairwise._OfNodes, out: Tensor, step: int) -> None:
     """Use the pairs' numbers of an even step again at the odd one that follows."""
-    _fill_pairs(self, out, step - step % 2, attempt)
+    _fill_shared(self, out, step - step % 2)
     told = self.pairs
     if isinstance(told, Told):  # the attacker is told the numbers that serve, whatever they are called
         told.numbers |= {(pair, step): row for (pair, k), row in list(told.numbers.items()) if k == step - step % 2}
 
 
-def same_sign(self: pairwise._Sum, out: Tensor, group: Sequence[Pair], u: Tensor) -> None:
+def same_sign(self: pairwise._OfNodes, out: Tensor, group: Sequence[Pair], u: Tensor) -> None:
     """Add a pair's numbers at both ends."""
     mirrored = u.clone()
     _share(self, out, group, u)
@@ -200,9 +209,9 @@ def larger_coalition(covariance: PairwiseCovariance, node: int, honest: int) -> 
     return worst(covariance, node, honest // 2)
 
 
-_step, _descend, _towards = PushSum.step, PushSum.descend, Table._towards  # patches call what they replace
+_step, _towards = PushSum.step, Table._towards  # patches call what they replace
 
-_fill_pairs, _share = pairwise._Sum._fill_pairs, pairwise._Sum._share
+_fill_shared, _share = pairwise._OfNodes._fill_shared, pairwise._OfNodes._share
 
 NOTHING = Bug("nothing", nullcontext, ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd"))
 QUIET = (
@@ -234,14 +243,14 @@ BUGS = (
     Bug("samples shuffled, not drawn", lambda: patch.object(node_randomness, "draw_all", shuffled)),
     Bug("same coins at every step", lambda: patch.object(node_randomness, "draw_all", same_draw)),
     Bug("one coin for all samples", lambda: patch.object(node_randomness, "draw_all", one_coin)),
-    Bug("divided by the drawn size", lambda: patch.object(PushSum, "descend", drawn_size)),
+    Bug("divided by the drawn size", lambda: patch.object(PushSum, "step", drawn_size)),
     Bug("own term without noise", lambda: patch.object(DP2SGD, "step", bare_self), ("dp2-sgd",)),
 )
 SHARED_NOTHING = Bug("nothing, pairwise", nullcontext, ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd"), shared=True)
 SHARED_BUGS = (
     Bug("own noise left out", lambda: patch.object(pairwise._OfNodes, "add_", own_left_out), shared=True),
-    Bug("pair's numbers used twice", lambda: patch.object(pairwise._Sum, "_fill_pairs", used_twice), shared=True),
-    Bug("same sign at both ends", lambda: patch.object(pairwise._Sum, "_share", same_sign), shared=True),
+    Bug("pair's numbers used twice", lambda: patch.object(pairwise._OfNodes, "_fill_shared", used_twice), shared=True),
+    Bug("same sign at both ends", lambda: patch.object(pairwise._OfNodes, "_share", same_sign), shared=True),
     Bug("larger coalition", lambda: patch.object(collusion, "worst", larger_coalition), shared=True),
 )
 ALL = (*QUIET, *BUGS, SHARED_NOTHING, *SHARED_BUGS)

@@ -18,10 +18,10 @@ from torch.utils import data as torch_data
 from privsgp import data as data_room
 from privsgp import models
 from privsgp.data.dataset import from_arrays, pool, settle
-from privsgp.data.loading import loaded, needed, read_file
+from privsgp.data.loading import read_file, read_frame
 from privsgp.data.samples import Fields, are_fields, are_sites, field_arrays, fields_of, looked_up, pair
 from privsgp.data.schema import Schema
-from privsgp.data.tables import Frame, is_frame, of_frame
+from privsgp.data.tables import Frame, is_frame
 from privsgp.errors import Refused, called_from_python
 from privsgp.features import frozen
 from privsgp.features.maps import make_encoder
@@ -235,8 +235,7 @@ def _read(
             _refuse_read_as(d, given, where)
             return given
         if is_frame(given):
-            table = of_frame(given, needed(d.schema, where), where, own=own)
-            made = loaded(table, where, task, d.form)
+            made = read_frame(given, where, task, d.form, own=own)
         else:
             made = read_file(Path(given), task, d.form, own=own)
         _say(made.told)

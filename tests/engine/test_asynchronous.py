@@ -96,15 +96,14 @@ def test_without_noise_and_with_a_huge_clip_it_is_ad_psgd_to_the_last_bit(tmp_pa
 class _Watched(Trainer):
     """Keeps every g̃ and the models it was computed at and subtracted from."""
 
-    def _block(self):
+    def _block(self, *given):
         self.kept, self._noise = [], self.randomness.noise
         self.randomness.noise = self._watched
-        return super()._block()
+        return super()._block(*given)
 
-    def _watched(self, number, g, nodes):
-        self._noise(number, g, nodes)
-        i = nodes.start
-        self.kept.append((g[0].clone(), self.algorithm.read[i].clone(), self.state.x[i].clone()))
+    def _watched(self, number, g, node):
+        self._noise(number, g, node)
+        self.kept.append((g[0].clone(), self.algorithm.read[node].clone(), self.state.x[node].clone()))
 
 
 @pytest.mark.parametrize("clock", [STRAGGLER, {}])

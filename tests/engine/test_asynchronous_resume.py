@@ -52,9 +52,9 @@ def _witnessed(arguments: list[str], moments: int, log: str, state: str) -> None
     noise, answer = NodeRandomness.noise, RunDriver.__call__
     file, drawn, held = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), {}, {}
 
-    def noised(self, number, g, nodes):
-        noise(self, number, g, nodes)
-        drawn[nodes.start] = hashlib.sha256(g.numpy().data).hexdigest()
+    def noised(self, number, g, node):
+        noise(self, number, g, node)
+        drawn[node] = hashlib.sha256(g.numpy().data).hexdigest()
 
     def watched(self, k, event):
         if isinstance(event, Meet):

@@ -26,9 +26,9 @@ def state():
 
 def test_memory_in_another_precision_is_refused(tmp_path, state):
     path = tmp_path / "checkpoint.safetensors"
-    checkpoint.save(path, PROGRESS, state, {"sums": torch.rand(3, 5)})
+    checkpoint.save(path, PROGRESS, state, {"sums": [torch.rand(3, 5)]})
     with pytest.raises(Refused, match=r"sums as torch.float32 \(3, 5\), and this version keeps it as torch.float64"):
-        checkpoint.load_into(path, state, {"sums": torch.zeros(3, 5, dtype=torch.float64)})
+        checkpoint.load_into(path, state, {"sums": [torch.zeros(3, 5, dtype=torch.float64)]})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -36,12 +36,12 @@ def test_it_comes_back_to_the_bit(tmp_path, state, dtype):
     path = tmp_path / "checkpoint.safetensors"
     x = state.x.to(dtype)
     s = State(x, state.w, x / state.w.to(dtype)[:, None])
-    memory = {"mean": torch.rand(3, 5, dtype=dtype), "rows": torch.rand(4, 6).t()}  # one is not contiguous
+    memory = {"mean": [torch.rand(3, 5, dtype=dtype)], "rows": [torch.rand(4, 6).t()]}  # one is not contiguous
     checkpoint.save(path, PROGRESS, s, memory)
-    waiting = {name: torch.zeros_like(value) for name, value in memory.items()}
+    waiting = {name: [torch.zeros_like(value)] for name, (value,) in memory.items()}
     got = checkpoint.load_into(path, State.start(torch.zeros(5, dtype=dtype), 3), waiting)
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(got, s, strict=True))
-    assert all(torch.equal(waiting[name], memory[name]) for name in memory)
+    assert all(torch.equal(waiting[name][0], memory[name][0]) for name in memory)
     assert checkpoint.read_progress(path) == PROGRESS
 
 
@@ -91,3 +91,14 @@ def test_only_a_simulation_can_do_without(tmp_path):
     ran = runs.command("train", runs.small(tmp_path), "--set=engine.checkpoint_every=0", "--set=seed=", "--json")
     assert ran.code == 2
     assert "engine.checkpoint_every = 0 without a seed" in ran.err
+
+
+@pytest.mark.parametrize("then", [[7], [3, 4], [2, 2, 3]])
+@pytest.mark.parametrize("first", [[7], [3, 4], [2, 2, 3]])
+def test_rows_come_back_to_other_groups_of_nodes(tmp_path, state, first, then):
+    """A run may go on where there are more cores, or fewer."""
+    rows, path = torch.rand(7, 4), tmp_path / "checkpoint.safetensors"
+    checkpoint.save(path, PROGRESS, state, {"rows": list(torch.split(rows, first))})
+    waiting = [torch.zeros(count, 4) for count in then]
+    checkpoint.load_arrays(path, {"rows": waiting})
+    assert torch.equal(torch.cat(waiting), rows)

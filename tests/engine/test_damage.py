@@ -83,7 +83,7 @@ def test_a_flipped_bit_anywhere_in_the_file_is_refused(tmp_path):
     folder.prepare()
     x = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
     state = State.debiased(x, torch.tensor([0.5, 1.5], dtype=torch.float64))
-    checkpoint.save(folder.checkpoint, Progress(7, 2, 1.5, 123, "abc"), state, {"sums": torch.rand(2, 2)})
+    checkpoint.save(folder.checkpoint, Progress(7, 2, 1.5, 123, "abc"), state, {"sums": [torch.rand(2, 2)]})
     whole, draw = folder.checkpoint.read_bytes(), random.Random(0)
     for at in range(len(whole)):
         _flip(folder.checkpoint, whole, at, draw.randrange(8))
@@ -111,7 +111,7 @@ def _damage(path, harm):
         run = file.metadata().get("run", "")
     progress, tensors = checkpoint.read_progress(path), load_file(path)
     harm(tensors)
-    memory = {name.removeprefix("memory."): t for name, t in tensors.items() if name.startswith("memory.")}
+    memory = {name.removeprefix("memory."): [t] for name, t in tensors.items() if name.startswith("memory.")}
     checkpoint.save(path, progress, State.debiased(tensors["x"], tensors["w"]), memory, run)
 
 

@@ -33,18 +33,11 @@ class _World:
     def record_one(self, node, number, message):
         self.done.append(("record one", node, number, message.shape))
 
-    def spare_core(self):
-        return torch.no_grad()
-
-    def meanwhile(self, k):
-        self.done.append(("draw ahead", k))
-
     def messages(self, _k):
         return 3
 
-    def mix(self, k, x, w, meanwhile):
+    def mix(self, k, x, w):
         self.done.append(("mix", k))
-        meanwhile()
         return 2 * x, w
 
 
@@ -55,7 +48,7 @@ def world():
 
 @pytest.fixture
 def driver(world):
-    return RunDriver(world, world, world, sent=1000)
+    return RunDriver(world, world, sent=1000)
 
 
 def _step(answers, *events):
@@ -69,7 +62,7 @@ def test_messages_are_recorded_before_they_are_mixed(world, driver):
     state = drive(_step(answers, Release(X), Exchange(X, W), Exchange(X + 1, W)), 7, driver)
     assert state.x is X
     assert world.done == [
-        ("record", 7, (4, 3)), ("mix", 7), ("draw ahead", 7), ("mix", 7), ("draw ahead", 7),
+        ("record", 7, (4, 3)), ("mix", 7), ("mix", 7),
     ]  # fmt: skip
     assert answers[0] is None
     assert torch.equal(answers[1][0], 2 * X)
@@ -141,16 +134,16 @@ def test_a_method_that_mixes_twice_a_step_is_its_plain_loop(tmp_path, tracking, 
     """The loop is in float64 and takes the run's own noised gradients at its own models."""
     noised, seen, noise = [], {}, Trainer._block
 
-    def watched(self):
+    def watched(self, *given):
         add = self.randomness.noise
 
-        def keep(k, g, nodes=slice(None)):
-            add(k, g, nodes)
+        def keep(k, g):
+            add(k, g)
             noised.append(g.double().numpy().copy())
 
         self.randomness.noise = keep
         seen.update(graph=self.spec.graph, step_size=self.spec.step_size, x0=self.state.x[0].double().numpy())
-        return noise(self)
+        return noise(self, *given)
 
     monkeypatch.setattr(Trainer, "_block", watched)
     summary = runs.train(runs.small(tmp_path), tmp_path / "out", *TRACKING)
@@ -197,10 +190,10 @@ def test_a_site_commits_records_posts_and_waits():
         outbox=SimpleNamespace(bytes=40),
     )  # fmt: skip
     guard = SimpleNamespace(record=noted("record"), heads=noted("heads"))
-    site = SiteDriver(transport, guard, SimpleNamespace(meanwhile=noted("draw ahead")), noted("commit"), sent=2)
+    site = SiteDriver(transport, guard, noted("commit"), sent=2)
     answers = []
     drive(_step(answers, Release(X), Exchange(X, W)), 5, site)
-    names = ["prepare", "commit", "record", "heads", "post", "draw ahead", "wait"]
+    names = ["prepare", "commit", "record", "heads", "post", "wait"]
     assert [name for name, *_ in done] == names
     assert answers[1] == (X, W)
     assert site.bytes_sent == 42

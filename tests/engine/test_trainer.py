@@ -48,7 +48,7 @@ class Listening(RunDriver):
     """Keeps the directions y which messages show, x − γ y being a message."""
 
     def __init__(self, run):
-        super().__init__(run.transport, run.budget_guard, run.randomness)
+        super().__init__(run.transport, run.budget_guard)
         self.step_size, self.before, self.heard = run.spec.step_size, run.state.x.clone(), []
 
     def __call__(self, k, event):
@@ -154,8 +154,8 @@ def test_a_message_that_is_not_finite_stops_the_run_before_its_checkpoint(tmp_pa
     run = _training(tmp_path)
     noise = run.randomness.noise
 
-    def overflow(k, g, nodes):
-        noise(k, g, nodes)
+    def overflow(k, g):
+        noise(k, g)
         g[2] += torch.inf if k == 10 else 0.0
 
     run.randomness.noise = overflow
@@ -182,8 +182,8 @@ def test_noise_is_each_nodes_and_each_steps_own(tmp_path):
     run.algorithm.recorded = lambda z, batch: torch.zeros_like(z)
     noise = run.randomness.noise
 
-    def keep(k, g, nodes):
-        noise(k, g, nodes)
+    def keep(k, g):
+        noise(k, g)
         noises.append(g.clone())
 
     run.randomness.noise = keep

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from fractions import Fraction
@@ -15,7 +14,7 @@ from scipy import stats
 from privsgp.accounting.mechanisms import SampledMean
 from privsgp.errors import Refused
 from privsgp.randomness.coins import _threshold, batches, capacity, draw, draw_all
-from privsgp.randomness.noise import Keyed, Secure, _Once
+from privsgp.randomness.noise import Keyed, Secure
 
 
 def mechanism(batch: float, samples: int, sampling: str = "poisson") -> SampledMean:
@@ -28,25 +27,11 @@ class Coins:
     secret = False
 
     def __init__(self, coins: list[int]) -> None:
-        self.coins = np.array(coins, np.uint64)
+        self.given = np.array([coins], np.uint64)
 
-    def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> np.ndarray:
-        assert count == len(self.coins)
-        return self.coins
-
-    def below(self, nodes: list[int], step: int, count: int, attempt: int, threshold: int) -> np.ndarray:
-        return (self.uniforms(nodes[0], step, count, attempt) < np.uint64(threshold))[None]
-
-
-class Told(_Once):
-    """The streams of a secret draw whose words are given: `upper` ones first, then 64 bits each for what is left."""
-
-    def __init__(self, upper: list[list[int]], rest: list[int]) -> None:
-        self.upper, self.rest, self.places = upper, rest, []
-
-    def _read(self, words, purpose, draw, block=0):
-        self.places.append((purpose, draw, block, words.nbytes))
-        words[:] = np.array(self.rest if block else self.upper, words.dtype).reshape(-1)
+    def coins(self, nodes: list[int], step: int, count: int, attempt: int = 0) -> np.ndarray:
+        assert (len(nodes), count) == self.given.shape
+        return self.given
 
 
 mechanisms = st.integers(1, 300).flatmap(
@@ -79,23 +64,8 @@ def test_a_coin_decides_at_the_threshold():
     assert draw(Coins([half, half - 1, 0, 2**64 - 1]), mechanism(2, 4), 0, 0).tolist() == [1, 2]
 
 
-@given(st.data())
-def test_a_secret_coin_is_compared_by_all_its_64_bits(data):
-    """Coins close to the threshold, so that their lower 48 bits decide."""
-    threshold = data.draw(st.integers(0, 2**64 - 1))
-    near = st.integers(-2, 2).map(lambda away: min(max(threshold + away, 0), 2**64 - 1))
-    coins = data.draw(st.lists(st.lists(near | st.integers(0, 2**64 - 1), min_size=33, max_size=33), min_size=1))
-    rest = [coin << 16 & (2**64 - 1) for row in coins for coin in row if coin >> 48 == threshold >> 48]
-    source = Told([[coin >> 48 for coin in row] for row in coins], rest)
-    below = source.below(range(len(coins)), 7, 33, 1, threshold)
-    assert below.tolist() == [[coin < threshold for coin in row] for row in coins]
-    used = [(block, block + -(-nbytes // 64)) for _, _, block, nbytes in source.places]
-    assert all(draw == (0, 7, 1) for _, draw, _, _ in source.places)
-    assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(used))  # no word twice
-
-
 def test_two_nodes_have_coins_of_their_own():
-    below = Secure().below(range(2), 0, 1000, 0, 2**63)
+    below = Secure().coins(range(2), 0, 1000) < np.uint64(2**63)
     assert 350 < (below[0] != below[1]).sum() < 650
 
 

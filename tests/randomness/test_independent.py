@@ -1,8 +1,7 @@
-"""Independent noise as a run is given it: each node's own σ, by its own mechanism, drawn ahead or not."""
+"""Independent noise as a run is given it: each node's own σ, by its own mechanism."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from privsgp.accounting.mechanisms import SampledMean
@@ -18,30 +17,24 @@ def _of_nodes(source, sigma=SIGMA):
     return IndependentNoise().of_nodes(NODES, made, source)
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_each_node_gets_its_own_sigma_of_the_step_and_attempt(ahead):
+def test_each_node_gets_its_own_sigma_of_the_step():
     noise, g, wanted = _of_nodes(Keyed(1)), torch.ones(3, 7), torch.ones(3, 7)
-    if ahead:
-        noise.prepare(g, 4, 2)
-    noise.add_(g, NODES, 4, 2)
-    add_noise_(wanted, Keyed(1), NODES, 4, sigma=SIGMA, attempt=2)
+    noise.add_(g, NODES, 4)
+    add_noise_(wanted, Keyed(1), NODES, 4, sigma=SIGMA)
     assert torch.equal(g, wanted)
 
 
 def test_one_node_alone_gets_what_it_gets_among_others():
     noise, g, one = _of_nodes(Keyed(1)), torch.zeros(3, 7), torch.zeros(1, 7)
-    noise.add_(g, NODES, 4, 0)
-    noise.add_(one, [4], 4, 0)
+    noise.add_(g, NODES, 4)
+    noise.add_(one, [4], 4)
     assert torch.equal(one[0], g[1])
 
 
-def test_it_is_zero_where_every_sigma_is_and_then_nothing_is_drawn():
-    none, some = _of_nodes(Secure(), [0.0] * 3), _of_nodes(Secure())
-    assert none.zero
-    assert not some.zero
-    g = torch.zeros(3, 7)
-    none.add_(g, NODES, 0, 0)
-    none.add_(g, NODES, 0, 0)  # a draw would be refused the second time
+def test_nothing_is_drawn_where_every_sigma_is_0():
+    none, g = _of_nodes(Secure(), [0.0] * 3), torch.zeros(3, 7)
+    none.add_(g, NODES, 0)
+    none.add_(g, NODES, 0)  # a draw would be refused the second time
     assert not g.any()
 
 

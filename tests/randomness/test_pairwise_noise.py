@@ -18,7 +18,7 @@ from privsgp.accounting.mechanisms import SampledMean, Shared
 from privsgp.accounting.pairwise import NoiseGraph, solve
 from privsgp.errors import Refused
 from privsgp.randomness import pairwise
-from privsgp.randomness.noise import Keyed, Secure, _Once
+from privsgp.randomness.noise import Keyed, Secure, Streams
 from privsgp.randomness.pairwise import PairStreams, PairwiseNoise, told
 
 NODES, HONEST, D = 6, 4, 5000
@@ -37,9 +37,9 @@ def of_nodes(made: PairwiseNoise, source, nodes=range(NODES), gather=None):
     return made.of_nodes(nodes, mechanisms, source, gather and told(gather))
 
 
-def drawn(node_noise, nodes=range(NODES), step=0, attempt=0, dtype=torch.float64) -> torch.Tensor:
+def drawn(node_noise, nodes=range(NODES), step=0, dtype=torch.float64) -> torch.Tensor:
     g = torch.zeros(len(nodes), D, dtype=dtype)
-    node_noise.add_(g, nodes, step, attempt)
+    node_noise.add_(g, nodes, step)
     return g
 
 
@@ -125,13 +125,6 @@ def test_a_simulation_has_the_same_noise_in_however_many_processes():
         assert torch.equal(whole, torch.cat(parts))
 
 
-def test_drawn_ahead_it_is_the_same():
-    made = noise()
-    now, ahead = of_nodes(made, Keyed(3)), of_nodes(made, Keyed(3))
-    ahead.prepare(torch.zeros(NODES, D, dtype=torch.float64), 4, 1)
-    assert torch.equal(drawn(now, step=4, attempt=1), drawn(ahead, step=4, attempt=1))
-
-
 def test_secret_noise_ends_on_the_grid_of_own_noise():
     made = noise()
     added = drawn(of_nodes(made, Secure()))
@@ -186,14 +179,12 @@ def test_the_numbers_of_a_pair_serve_one_message():
 
 
 @pytest.mark.parametrize("long", [0, 1 << 60])
-def test_where_all_are_here_a_step_is_not_made_twice_under_one_attempt(monkeypatch, long):
+def test_where_all_are_here_a_step_is_not_made_twice(monkeypatch, long):
     monkeypatch.setattr(pairwise, "_LONG", long)
     added = of_nodes(noise(), Secure())
-    first = drawn(added, step=1)
+    drawn(added, step=1)
     with pytest.raises(Refused, match="already used"):
         drawn(added, step=1)
-    again = drawn(added, step=1, attempt=1)
-    assert abs(np.corrcoef(first[0], again[0])[0, 1]) < 0.1
 
 
 def test_both_ends_make_the_same_words_and_another_counter_makes_others():
@@ -209,11 +200,9 @@ def test_both_ends_make_the_same_words_and_another_counter_makes_others():
 def test_memory_that_may_be_an_old_one_gives_no_numbers(monkeypatch):
     streams = PairStreams({7: b"k" * 32})
     moved = time.time() + 100
-    monkeypatch.setattr("privsgp.randomness.noise.time.time", lambda: moved)
+    monkeypatch.setattr("privsgp.randomness.pairwise.time.time", lambda: moved)
     with pytest.raises(Refused, match="snapshot"):
         streams.fill_normal(torch.empty(1, 5, dtype=torch.float64), [7], 3, 0)
-    with pytest.raises(Refused, match="snapshot"):
-        streams.undraw("noise", [7], 3, 0)
 
 
 def test_keys_are_shown_to_nobody():
@@ -245,59 +234,37 @@ def test_without_a_way_to_exchange_keys_nothing_is_shared_with_nodes_elsewhere()
 
 
 def test_nodes_of_a_process_make_a_step_together():
-    with pytest.raises(Refused, match="together"):
+    with pytest.raises(Refused, match=r"of nodes .2. alone"):
         drawn(of_nodes(noise(), Keyed(1)), [2])
 
 
 PARTS = range(2), range(2, 6)
 
 
-def in_parts(node_noise, step=0, attempt=0) -> torch.Tensor:
+def in_groups(node_noise, step=0) -> torch.Tensor:
+    node_noise.begin(step, torch.empty(NODES, D, dtype=torch.float64))
     with ThreadPoolExecutor(2) as pool:
-        return torch.cat(list(pool.map(lambda nodes: drawn(node_noise, nodes, step, attempt), PARTS)))
+        return torch.cat(list(pool.map(lambda nodes: drawn(node_noise, nodes, step), PARTS)))
 
 
-def test_threads_that_take_some_nodes_each_add_what_cancels_and_is_used_once(monkeypatch):
-    monkeypatch.setattr(pairwise, "_LONG", 0)
-    monkeypatch.setattr(pairwise, "_CACHED", 1 << 10)
+@pytest.mark.parametrize("long", [0, 1 << 60])
+def test_threads_that_take_some_nodes_each_add_what_cancels_and_is_used_once(monkeypatch, long):
+    monkeypatch.setattr(pairwise, "_LONG", long)
     made = noise((1.0, 1.0, 2.0, 1.0, 1.0, 1.0))
     added, c = of_nodes(made, Secure()), made.covariance
-    assert added.in_parts(D)
-    samples = torch.cat([in_parts(added, step=k) for k in range(10)], 1).numpy()
+    samples = torch.cat([in_groups(added, step=k) for k in range(10)], 1).numpy()
     wanted = c.matrix
     assert np.allclose(np.cov(samples), wanted, atol=0.03 * wanted.max())
     grid = 2.0 ** (np.round(np.log2(c.own_sigma)) - 4)[:, None]
     assert np.array_equal(np.round(samples / grid) * grid, samples)
+    with pytest.raises(Refused, match="alone"):
+        drawn(added, PARTS[1], step=9)  # they have had theirs
     with pytest.raises(Refused, match="already used"):
-        drawn(added, PARTS[1], step=9)
-    assert in_parts(added, 9, attempt=1).std() > 0.5
-    drawn(added, PARTS[0], step=10)
-    with pytest.raises(Refused, match="already used"):
-        added._sum.fill_normal(torch.empty(2, D, dtype=torch.float64), PARTS[0], 10)
+        added.begin(9, torch.empty(NODES, D))
 
 
-@pytest.mark.parametrize("columns", [1, 2, 8, 9, 16, 17])
-def test_numbers_that_are_drawn_at_once_have_the_bits_of_one_pass_over_all_columns(monkeypatch, columns):
-    """NumPy adds up a single column in another order than several."""
-    nodes = 50
-    monkeypatch.setattr(pairwise, "_CACHED", 8 * nodes)
-    found = pairwise._Centred(Keyed(1), torch.empty(nodes, columns), range(nodes), 0, 0).numbers()
-    v = torch.empty(nodes, columns)
-    Keyed(1).fill_normal(v, range(nodes * nodes, nodes * nodes + nodes), 0)
-    assert torch.equal(found, v - pairwise._summed(v).div_(nodes))
-
-
-@pytest.mark.parametrize(("jump", "same"), [(0.0, True), (3600.0, False), (-3600.0, False)])
-def test_numbers_that_lay_in_memory_when_the_clocks_parted_are_drawn_again(monkeypatch, jump, same):
-    """Between two parts of a step as between two steps: another life of this memory may use them too."""
-    monkeypatch.setattr(pairwise, "_LONG", 0)
-    shared = of_nodes(noise(), Secure())._sum
-    first, second = (torch.empty(len(nodes), D, dtype=torch.float64) for nodes in PARTS)
-    shared.fill_normal(first, PARTS[0], 0)
-    held, now = shared._now.numbers().clone(), time.time
-    monkeypatch.setattr(time, "time", lambda: now() + jump)
-    shared.fill_normal(second, PARTS[1], 0)
-    assert (abs(np.corrcoef(held[2], second[0])[0, 1]) > 0.9) == same
+def test_groups_have_the_numbers_of_all_at_once():
+    assert torch.equal(in_groups(of_nodes(noise(), Keyed(3)), 4), drawn(of_nodes(noise(), Keyed(3)), step=4))
 
 
 def test_of_secret_noise_nothing_is_rounded_before_it_is_complete(monkeypatch):
@@ -307,13 +274,13 @@ def test_of_secret_noise_nothing_is_rounded_before_it_is_complete(monkeypatch):
     found = []
     for dtype in (torch.float32, torch.float64):
         g = torch.full((NODES, D), 1.1, dtype=torch.float32).to(dtype)
-        of_nodes(made, Secure()).add_(g, range(NODES), 0, 0)
+        of_nodes(made, Secure()).add_(g, range(NODES), 0)
         found.append(g.double())
     assert torch.equal(*found)
 
 
-def once(purpose: str) -> _Once:
-    return _Once({purpose: b"k" * 32})
+def once(purpose: str) -> Streams:
+    return Streams({purpose: b"k" * 32})
 
 
 @pytest.mark.parametrize(("nodes", "together"), [(2, False), (3, False), (4, True)])
@@ -324,7 +291,7 @@ def test_sums_of_few_pairs_are_not_drawn_at_once(monkeypatch, nodes, together):
     mechanisms = [
         Shared(SampledMean(sigma=s, clip=1.0, batch=2, samples=9), 2, nodes - 1) for s in made.covariance.effective(2)
     ]
-    assert made.of_nodes(range(nodes), mechanisms, Secure())._sum.together(D) is together
+    assert made.of_nodes(range(nodes), mechanisms, Secure()).together(D) is together
 
 
 class Between:

@@ -143,7 +143,7 @@ def test_a_configuration_keeps_where_its_paths_start(place):
     [
         ("data.schema=", "data.path = '{site}.csv' without data.schema"),
         ("data.classes=2", "data.classes = 2 beside data.schema"),
-        ("data.path=site.csv", "has no {node} or {site}"),
+        ("data.path=site.csv", "has no {node}"),
         ("data.path={site}.npz", "data.schema beside data.path"),
         ("data.nodes=4", "data.sites has 3 names for data.nodes = 4"),
         ('data.sites=["a","a","b"]', "data.sites has 'a' twice"),

@@ -73,7 +73,7 @@ def digits(folder: Path, sizes: list[int]) -> list[Path]:
 
 def mixed(transport: SitesTransport, k: int, x: Tensor, w: Tensor, commit: Any = lambda *_: None) -> Any:
     """Take a round of mixing as a site does, with a commit of one's own."""
-    return SiteDriver(transport, None, None, commit).send(k, x, w, paid=False)
+    return SiteDriver(transport, None, commit).send(k, x, w, paid=False)
 
 
 def copied(place: Path, copy: Path) -> None:

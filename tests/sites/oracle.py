@@ -62,7 +62,7 @@ class Replayed(Transport):
     def messages(self, k):
         return len(self.log[k]["sent"])
 
-    def mix(self, k, x, w, meanwhile=None):
+    def mix(self, k, x, w):
         rows, edges = torch.cat([x.double(), w[:, None]], 1), self.graph.edges(k)
         share = {int(i): s for j, i, s in zip(edges.source, edges.target, edges.share, strict=True) if j == self.node}
         given = 0.0

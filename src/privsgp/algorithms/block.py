@@ -6,8 +6,7 @@ Algorithms are written once, for a block, and never know which of these they run
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     Kept = Callable[[], dict[str, Tensor]]  # what a direction remembers, and changes in place
 
 _PIECE = 1 << 18  # numbers that are gone through at once: what they need stays in a core's cache
-EVERYONE = slice(None)  # all nodes of a block
 OwnOptions = TypeVar("OwnOptions", bound=Options)
 
 
@@ -42,11 +40,6 @@ class Drawn(NamedTuple):
     rows: Tensor
     mask: Tensor
     keys: Tensor | None = None  # of each sample's dropout at this step, where a model has some
-
-    def of(self, nodes: slice) -> Drawn:
-        """Return what was drawn for some of the nodes."""
-        keys = None if self.keys is None else self.keys[nodes]
-        return self._replace(rows=self.rows[nodes], mask=self.mask[nodes], keys=keys)
 
 
 class State(NamedTuple):
@@ -60,10 +53,6 @@ class State(NamedTuple):
     def debiased(cls, x: Tensor, w: Tensor) -> State:
         """Put z = x / w beside them."""
         return cls(x, w, x / w.to(x.dtype)[:, None])
-
-    def debias_(self, nodes: slice = EVERYONE) -> None:
-        """Write x / w of some nodes over their z."""
-        torch.div(self.x[nodes], self.w[nodes].to(self.x.dtype)[:, None], out=self.z[nodes])
 
     @classmethod
     def start(cls, x0: Tensor, nodes: int) -> State:
@@ -117,28 +106,18 @@ class Randomness:
     """What the nodes of a block draw. The engine's own is `privsgp.engine.node_randomness.NodeRandomness`."""
 
     secret: bool = False  # whether nobody else can draw the same: estimates are then in float64 until noise is added
-    attempt: int = 0  # of a step that may be made again
 
     def sample(self, k: int) -> list[Drawn]:
         """Return the samples of step k, in one pass or more (line 5)."""
         raise NotImplementedError
 
-    def noise(self, k: int, g: Tensor, nodes: slice = EVERYONE) -> None:
-        """Add N(0, σ_i² I) to each row of g, in place (line 8); g has the rows of `nodes` alone."""
+    def noise(self, k: int, g: Tensor, node: int | None = None) -> None:
+        """Add N(0, σ_i² I) to each row of g, in place (line 8); with `node`, g is that node's row alone, [1, d]."""
         raise NotImplementedError
-
-    def noised_step(self, k: int, g: Tensor, x: Tensor, step_size: float, nodes: slice = EVERYONE) -> bool:
-        """Do lines 8 and 9 in one pass, x −= γ (g + noise), and return True; or do nothing and return False."""
-        del k, g, x, step_size, nodes
-        return False
 
     def public(self, purpose: str, k: int) -> np.random.Philox:
         """Return random bits of a purpose at step k that all nodes have and everybody may know."""
         return np.random.Philox(key=len(purpose), counter=[0, 0, 0, k])
-
-    def spare_core(self) -> AbstractContextManager[None]:
-        """Leave a core to the thread that draws the next step's noise, if there is one."""
-        return nullcontext()
 
     def events(self, k: int) -> Iterable[Event]:
         """Return which nodes act at step k, in order, if they act one at a time."""
@@ -149,16 +128,10 @@ class Randomness:
         raise NotImplementedError
 
 
-class Execution:
-    """How lines 6 to 9 are computed here. `parts`: these nodes at a time, one thread each; none: all nodes at once."""
-
-    def __init__(self, parts: Sequence[slice] = ()) -> None:
-        self.parts = parts
-
-    def recorded(self, direction: Direction, kept: Kept) -> Direction:
-        """Return what computes the direction: on a GPU its launches may be recorded and replayed."""
-        del kept
-        return direction
+def as_it_is(direction: Direction, kept: Kept) -> Direction:
+    """Return what computes the direction: itself."""
+    del kept
+    return direction
 
 
 @dataclass(frozen=True)
@@ -175,14 +148,7 @@ class Block:
     random: Randomness
     step_size: Callable[[int], float]
     update_rule: UpdateRule | None = None  # what is made of a noised direction; None: nothing
-    execution: Execution = field(default_factory=Execution)
-
-    def part(self, nodes: slice) -> Block:
-        """Return some of the nodes, for lines 6 to 9."""
-        return replace(
-            self, mechanisms=self.mechanisms[nodes], inputs=self.inputs[nodes], targets=self.targets[nodes],
-            execution=Execution(),
-        )  # fmt: skip
+    recorded: Callable[[Direction, Kept], Direction] = as_it_is  # on a GPU: its launches are recorded and replayed
 
     @property
     def exact(self) -> bool:
@@ -222,13 +188,10 @@ class Block:
         """Return room for estimates shaped like z, in the precision that they have until noise is added."""
         return torch.zeros_like(z, dtype=torch.float64 if self.exact else z.dtype)
 
-    def descend(self, k: int, g: Tensor, x: Tensor, nodes: slice = EVERYONE) -> Tensor:
+    def descend(self, k: int, g: Tensor, x: Tensor) -> Tensor:
         """Return x − γ (g + N(0, σ_i² I)), in place, or what `update_rule` makes of it; g is overwritten."""
-        with self.random.spare_core():
-            if self.update_rule is None and self.random.noised_step(k, g, x, self.step_size(k), nodes):
-                return x
-            self.random.noise(k, g, nodes)
-            return moved(x, g if self.update_rule is None else self.update_rule(g), self.step_size(k))
+        self.random.noise(k, g)
+        return moved(x, g if self.update_rule is None else self.update_rule(g), self.step_size(k))
 
     def gradients(self, z: Tensor, drawn: Drawn, prepare: Callable[[PerSample], PerSample] | None = None) -> PerSample:
         """Return clip_G(∇f_i(z_i; j)) for the drawn samples j; padding counts as 0.

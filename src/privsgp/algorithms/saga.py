@@ -13,13 +13,15 @@ from pydantic import model_validator
 
 from privsgp.accounting.mechanisms import Mechanism, Sag, Saga
 from privsgp.algorithms.block import Block, Drawn, Settings
-from privsgp.algorithms.push_sum import PushSum, of_each_node
+from privsgp.algorithms.push_sum import PushSum
 from privsgp.devices import device_of
 from privsgp.errors import Refused
 from privsgp.kernels import at_once
 from privsgp.options import Options, Positive, Share, option
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from privsgp.gradients import PerSample
@@ -63,24 +65,20 @@ def init_table(block: Block, settings: Settings, z: Tensor) -> Table:
 
     The entries are never released as they are; only the noised mean is.
     """
-    table = empty_table(block, settings, z)
-    fill_table(block, settings, table, z)
-    return table
-
-
-def fill_table(block: Block, settings: Settings, table: Table, z: Tensor) -> None:
-    """Take every sample's clipped gradient at z⁰ for its entry, where the table is to begin with them."""
     from privsgp.gradients.rounding import CHUNK
     from privsgp.gradients.tables.table import fill
 
+    table = empty_table(block, settings, z)
     if settings.own(TableOptions).table_init == "gradients":
-
-        def gradients(rows: Tensor) -> PerSample:
-            return block.gradients(z, Drawn(rows, rows < block.rows), table.prepared)
-
         samples = _samples(block, z)
         _LOG.info("table: the gradients of %s samples at x⁰ come first", f"{sum(samples.tolist()):,}")
-        fill(table, gradients, samples, rows=block.rows, chunk=CHUNK)
+        fill(table, _gradients(block, table, z), samples, rows=block.rows, chunk=CHUNK)
+    return table
+
+
+def _gradients(block: Block, table: Table, z: Tensor) -> Callable[[Tensor], PerSample]:
+    """Return the clipped gradients at z by the samples' rows, as the table keeps them."""
+    return lambda rows: block.gradients(z, Drawn(rows, rows < block.rows), table.prepared)
 
 
 def restore_table(block: Block, table: Table, z: Tensor) -> None:
@@ -91,11 +89,9 @@ def restore_table(block: Block, table: Table, z: Tensor) -> None:
     from privsgp.gradients.rounding import CHUNK
     from privsgp.gradients.tables.table import restore
 
-    def gradients(rows: Tensor) -> PerSample:  # whose factors show which form entries have; z does not matter
-        return block.gradients(z, Drawn(rows, rows < block.rows), table.prepared)
-
+    like = _gradients(block, table, z)  # their factors show which form entries have; z does not matter
     radius = block.mechanisms[0].radius
-    mean = restore(table, gradients, _samples(block, z), radius, rows=block.rows, chunk=CHUNK)
+    mean = restore(table, like, _samples(block, z), radius, rows=block.rows, chunk=CHUNK)
     if block.exact:
         table.mean.copy_(mean)
 
@@ -131,13 +127,12 @@ def saga_estimate(block: Block, table: Table, z: Tensor, batch: list[Drawn]) -> 
 
         return rows.corrected(table.mean, c, block.b_over_scale, block.J)
     b, tall = block.b_over_scale.to(c.dtype), device_of(c).rows_at_once(c, _PIECE)
-    with block.random.spare_core():
-        for some in (slice(top, top + tall) for top in range(0, len(c), tall)):
-            before = table.mean[some].to(c.dtype, copy=True)
-            # the mean follows its entries: (1/J) Σ_j (t_j + c_j)
-            table.mean[some].addcdiv_(c[some].double(), block.J[some])
-            # g = (θ/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j, with the table as it was
-            torch.addcdiv(before, c[some], b[some], out=c[some])
+    for some in (slice(top, top + tall) for top in range(0, len(c), tall)):
+        before = table.mean[some].to(c.dtype, copy=True)
+        # the mean follows its entries: (1/J) Σ_j (t_j + c_j)
+        table.mean[some].addcdiv_(c[some].double(), block.J[some])
+        # g = (θ/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j, with the table as it was
+        torch.addcdiv(before, c[some], b[some], out=c[some])
     return c
 
 
@@ -156,20 +151,8 @@ class TablePushSum(PushSum):
 
     def begin(self, z: Tensor) -> None:
         """Lines 1-3: ∇f_i(φ_ij; j) = ∇f_i(z_i⁰; j)."""
-        for made in ("table", "parts"):
-            self.__dict__.pop(made, None)  # a second table may not fit beside the first
-        self.table = empty_table(self.block, self.settings, z)
-        self.each(lambda part: part.fill(z))
-
-    def fill(self, z: Tensor) -> None:
-        """Fill the table of this part's nodes."""
-        fill_table(self.block, self.settings, self.table, z[self.nodes])
-
-    def part(self, nodes: slice) -> Self:
-        """Return the same for some of the nodes, with their tables."""
-        part = super().part(nodes)
-        part.table = self.table.of_nodes(nodes)
-        return part
+        vars(self).pop("table", None)  # a second table may not fit beside the first
+        self.table = init_table(self.block, self.settings, z)
 
     def arrays(self) -> dict[str, Tensor]:
         """Return the table."""
@@ -177,11 +160,7 @@ class TablePushSum(PushSum):
 
     def restored(self, z: Tensor) -> None:
         """Keep the entries in the ball of radius G."""
-        self.each(lambda part: part.restore(z))
-
-    def restore(self, z: Tensor) -> None:
-        """Do so with the table of this part's nodes."""
-        restore_table(self.block, self.table, z[self.nodes])
+        restore_table(self.block, self.table, z)
 
 
 class PrivSGPVR(TablePushSum):
@@ -208,7 +187,6 @@ class PrivSGPVR(TablePushSum):
             difference_clip=settings.difference_clip, difference_scale=settings.difference_scale,
         )  # fmt: skip
 
-    @of_each_node
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
         """Lines 6-7."""
         return saga_estimate(self.block, self.table, z, batch)
@@ -236,7 +214,6 @@ class PrivSGPSAG(TablePushSum):
             sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa
         )
 
-    @of_each_node
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
         """G = (1/J) Σ_j t_j after the drawn entries were replaced."""
         c = replace_entries(self.block, self.table, z, batch)

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from privsgp.algorithms import Block, Drawn, Exchange, Execution, Randomness, Release
-from privsgp.algorithms.block import EVERYONE
+from privsgp.algorithms import Block, Drawn, Exchange, Randomness, Release
+from privsgp.algorithms.block import as_it_is
 from privsgp.audit.collusion import Collusion, listen
 from privsgp.audit.statistics import group_sizes
 from privsgp.data import Dataset
@@ -37,12 +37,13 @@ from privsgp.gradients import Layout, PerSample
 from privsgp.gradients.per_sample import Outer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
     from privsgp.algorithms import Event, State, Step
     from privsgp.engine.folder import Folder
+    from privsgp.engine.node_randomness import NodeRandomness
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Watcher
     from privsgp.gradients import Stacked
@@ -90,19 +91,19 @@ class Attacked(Trainer):
         self._added: Tensor | None = None  # the nodes' noise of the step, where they share it
         self.collusion = self._collusion()
 
-    def _block(self) -> Block:
-        block = super()._block()
+    def _split(self, gradient: Stacked) -> list[slice]:
+        """Let all nodes go at once: the audit looks at what was added to all of them together."""
+        del gradient
+        return [slice(0, len(self.spec.here))]
+
+    def _block(self, spec: RunSpec, gradient: Stacked, randomness: NodeRandomness) -> Block:
+        block = super()._block(spec, gradient, randomness)
         present = torch.ones(block.inputs.shape[:2], dtype=torch.bool, device=block.inputs.device)
         present[:, : self.canaries.count] = torch.from_numpy(self.canaries.present)
         values = {field.name: getattr(block, field.name) for field in fields(block)}
-        values |= {"random": _WatchedRandomness(self), "execution": Execution()}
+        values |= {"random": _WatchedRandomness(self), "recorded": as_it_is}
         self._taken = torch.zeros_like(present)
         return ZeroedOut(**values, present=present, taken=self._taken)
-
-    def _parts(self, gradient: Stacked) -> Sequence[slice]:
-        """Let all nodes go at once: what was added to each is looked at for all of them together."""
-        del gradient
-        return ()
 
     def _stepper(self) -> Callable[[int, State], Step]:
         """Let the algorithm itself take the steps: what a GPU does in one kernel has no messages to look at."""
@@ -114,7 +115,7 @@ class Attacked(Trainer):
     def sample(self, k: int) -> list[Drawn]:
         """Choose where to look at this step: along the gradient, or along its change where that is what is sent."""
         if (coming := self._coming) is not None:
-            change = coming - self._gradient if self.spec.protection.mechanisms[0].sends_changes else coming
+            change = coming - self._gradient if self.spec.protection.mechanisms[0].weighted else coming
             self._gradient, self._direction = coming, _unit(change)
         self._taken.zero_()  # gradients may have been taken to fill a table
         return self.randomness.sample(k)
@@ -184,7 +185,7 @@ class _AttackDriver(RunDriver):
     """Does what the run does, looks at every message that is released, and sends back what the adversary chooses."""
 
     def __init__(self, attacked: Attacked, sent: int) -> None:
-        super().__init__(attacked.transport, attacked.budget_guard, attacked.randomness, sent)
+        super().__init__(attacked.transport, attacked.budget_guard, sent)
         self.attacked = attacked
 
     def __call__(self, k: int, event: Event) -> Any:  # noqa: ANN401
@@ -207,9 +208,9 @@ class _WatchedRandomness(Randomness):
         """Return the samples of step k."""
         return self.attacked.sample(k)
 
-    def noise(self, k: int, g: Tensor, nodes: slice = EVERYONE) -> None:
+    def noise(self, k: int, g: Tensor, node: int | None = None) -> None:
         """Add the noise of step k, of all nodes at once."""
-        del nodes
+        del node
         self.attacked.add_noise(k, g)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.accounting.pairwise import PairwiseCovariance
-    from privsgp.randomness.noise import Source
+    from privsgp.randomness.noise import Normals
 
 ROUNDING = 1.02  # by which the grid may add to the variance of a sum of own noise
 
@@ -28,7 +28,7 @@ ROUNDING = 1.02  # by which the grid may add to the variance of a sum of own noi
 class Told:
     """A source of pairs' numbers that lets the attacker read along."""
 
-    def __init__(self, source: Source, columns: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, source: Normals, columns: Callable[[Tensor], Tensor]) -> None:
         self.source, self.columns = source, columns
         self.numbers: dict[tuple[int, int], Tensor] = {}  # by pair and step
 
@@ -42,10 +42,6 @@ class Told:
         self.source.fill_normal(out, nodes, step, attempt)
         for pair, row in zip(nodes, self.columns(out).double(), strict=True):
             self.numbers[pair, step] = row.clone()
-
-    def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
-        """As the source does."""
-        self.source.undraw(purpose, nodes, step, attempt)
 
 
 class Collusion:
@@ -104,7 +100,6 @@ def _regression(covariance: PairwiseCovariance, honest: Sequence[int]) -> list[f
 
 def listen(node_noise: object, columns: Callable[[Tensor], Tensor]) -> Told:
     """Have the numbers of a process's pairs told to the attacker; pairs are then drawn one by one, never together."""
-    total = node_noise._sum  # type: ignore[attr-defined]
-    total.pairs = told = Told(total.pairs, columns)
-    total.together = lambda _columns: False
+    told = node_noise.pairs = Told(node_noise.pairs, columns)  # type: ignore[attr-defined]
+    node_noise.together = lambda _columns: False  # type: ignore[attr-defined]
     return told

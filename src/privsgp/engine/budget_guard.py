@@ -21,7 +21,7 @@ from privsgp.devices import device_of
 from privsgp.engine.checkpoint import known_ledgers
 from privsgp.errors import Diverged, Interrupted, Refused
 from privsgp.outside import between
-from privsgp.threads import one_thread_each
+from privsgp.threads import in_threads
 from privsgp.transport.rendezvous import PeerLost, World
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class BudgetGuard:
     def record(self, k: int, x: Tensor) -> None:
         """Note the messages of step k, before they leave; all threads hash them."""
         rows = list(x) if self.ledgers and self._may_be_hashed(x) else []
-        for place, digest in enumerate(one_thread_each(_digest, rows) or [""] * len(self.ledgers)):
+        for place, digest in enumerate(in_threads(_digest, rows) or [""] * len(self.ledgers)):
             self._note(place, k, digest)
 
     def _may_be_hashed(self, message: Tensor) -> bool:

@@ -22,16 +22,18 @@ from privsgp.algorithms import State
 from privsgp.engine.folder import write_tensors
 from privsgp.errors import Refused, argument
 from privsgp.outside import Whole
-from privsgp.threads import shared_out
+from privsgp.threads import in_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
     from privsgp.engine.folder import Folder
     from privsgp.transport.rendezvous import World
+
+    Memory = Mapping[str, Sequence[Tensor]]  # arrays by name: the rows of each group of nodes
 
 VERSION = 2
 _CHUNK = 1 << 23  # bytes that one thread hashes at a time
@@ -50,9 +52,10 @@ class Progress:
     ledgers: dict[str, tuple[int, str]] = field(default_factory=dict)  # by node: releases charged, head of the ledger
 
 
-def save(path: Path, progress: Progress, s: State, memory: dict[str, Tensor], run: str = "") -> None:
+def save(path: Path, progress: Progress, s: State, memory: Memory, run: str = "") -> None:
     """Write a checkpoint whole or not at all, with its check values."""
-    tensors = {"x": s.x, "w": s.w} | {f"memory.{name}": value for name, value in memory.items()}
+    rows = ((name, number, value) for name, values in memory.items() for number, value in enumerate(values))
+    tensors = {"x": s.x, "w": s.w} | {_entry(name, number): value for name, number, value in rows}
     tensors = {name: value.contiguous().cpu() for name, value in tensors.items()}
     metadata = {
         "format": "privsgp-checkpoint",
@@ -64,10 +67,15 @@ def save(path: Path, progress: Progress, s: State, memory: dict[str, Tensor], ru
     write_tensors(path, tensors, metadata | {"check": _check(metadata)})
 
 
+def _entry(name: str, number: int) -> str:
+    """Return what a file calls the rows of an array that the `number`-th group of nodes has."""
+    return f"memory.{name}@{number}" if number else f"memory.{name}"
+
+
 def _digest(value: Tensor) -> str:
     """Return the SHA-256 of an array's type and shape and of the digests of its chunks, which two threads take."""
     chunks = torch.split(value.reshape(-1).view(torch.uint8), _CHUNK)
-    parts = shared_out(lambda chunk: hashlib.sha256(chunk.numpy().data).digest(), chunks)
+    parts = in_threads(lambda chunk: hashlib.sha256(chunk.numpy().data).digest(), chunks)
     return hashlib.sha256(f"{value.dtype} {tuple(value.shape)} ".encode() + b"".join(parts)).hexdigest()
 
 
@@ -170,7 +178,7 @@ def _whole(folder: Folder, shared: str) -> dict[int, tuple[Path, Progress]]:
     return found
 
 
-def load_into(path: Path, s: State, memory: dict[str, Tensor]) -> State:
+def load_into(path: Path, s: State, memory: Memory) -> State:
     """Return the checkpoint's state and copy the algorithm's memory into the tensors that wait for it.
 
     Assumes: the file was `verified`.
@@ -191,21 +199,29 @@ def load_state(path: Path) -> tuple[Tensor, Tensor]:
     return x, w
 
 
-def load_arrays(path: Path, memory: dict[str, Tensor]) -> None:
+def load_arrays(path: Path, memory: Memory) -> None:
     """Copy what a checkpoint holds besides x and w into the tensors that wait for it.
+
+    A file may hold the rows of other groups of nodes than there are now: it depends on how many cores wrote it.
 
     Assumes: the file was `verified`.
     """
     with _opened(path) as (file, _):
-        for name, value in memory.items():
-            kept = file.get_tensor(f"memory.{name}")
-            if kept.dtype != value.dtype or kept.shape != value.shape:
+        there = file.keys()
+        for name, values in memory.items():
+            more = [_entry(name, number) for number in range(1, len(there)) if _entry(name, number) in there]
+            rows = [file.get_tensor(entry) for entry in (_entry(name, 0), *more)]
+            kept = torch.cat(rows) if more else rows[0]
+            like, many = values[0], len(values) > 1
+            shape = (sum(map(len, values)), *like.shape[1:]) if many else like.shape
+            if kept.dtype != like.dtype or kept.shape != shape:
                 raise Refused(
                     f"{path} has {name} as {kept.dtype} {tuple(kept.shape)}, and this version keeps it as "
-                    f"{value.dtype} {tuple(value.shape)}",
+                    f"{like.dtype} {tuple(shape)}",
                     "go on with the version that wrote it, or begin a new run",
                 )
-            value.copy_(kept)
+            for value, own in zip(values, torch.split(kept, [*map(len, values)]) if many else [kept], strict=True):
+                value.copy_(own)
 
 
 def _refuse_no_state(path: Path, x: Tensor, w: Tensor) -> None:

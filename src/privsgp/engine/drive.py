@@ -7,7 +7,6 @@ under torchrun: it records a message in the ledgers, and mixes or sends it after
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
     from privsgp.algorithms import State
     from privsgp.engine.budget_guard import BudgetGuard
-    from privsgp.engine.node_randomness import NodeRandomness
     from privsgp.transport.protocol import Transport
 
     Driver = Callable[[int, Event], Any]  # does what an event of step k asks for, and returns the answer
@@ -44,8 +42,8 @@ class RunDriver:
     Guarantee: messages are in the ledgers when a `Release` is answered. They are mixed or sent after that.
     """
 
-    def __init__(self, transport: Transport, guard: BudgetGuard, randomness: NodeRandomness, sent: int = 0) -> None:
-        self.transport, self.guard, self.randomness, self._sent = transport, guard, randomness, sent
+    def __init__(self, transport: Transport, guard: BudgetGuard, sent: int = 0) -> None:
+        self.transport, self.guard, self._sent = transport, guard, sent
         self._exchanged = -1  # the last step or round that had an exchange
 
     @property
@@ -63,8 +61,7 @@ class RunDriver:
             case Exchange(x, w):
                 self._refuse_twice(k)
                 self._count(k)
-                with self.randomness.spare_core():  # and draw for the next step while messages travel
-                    return self.transport.mix(k, x, w, partial(self.randomness.meanwhile, k))
+                return self.transport.mix(k, x, w)
             case ToServer(messages, size):
                 mean = messages.mean(0, dtype=torch.float64).to(messages.dtype)
                 self._sent += len(messages) * (size + mean.nbytes)

@@ -6,7 +6,8 @@ Refuses a run whose arithmetic rounds by more than the slack κ that its noise w
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -158,12 +159,12 @@ class RunSpec:
     pretraining: str | None = None  # what the samples' encoder was learnt from: it stands beside every number
     share_metrics: bool = True  # metrics on test data: told to peers and kept for others to read; else in private/
 
-    @property
+    @cached_property
     def nodes(self) -> int:
         """The paper's n."""
         return self.graph.nodes
 
-    @property
+    @cached_property
     def here(self) -> range:
         """The nodes of this process."""
         return range(self.nodes) if self.block is None else self.block
@@ -185,17 +186,28 @@ class RunSpec:
         """Return how many steps can be taken while the node releases no more than so often."""
         return self.clock.until(node, releases) if isinstance(self.clock, Events) else min(self.steps, releases)
 
-    @property
+    @cached_property
     def mechanisms(self) -> Sequence[Mechanism]:
         """The mechanisms of this process's nodes."""
         return self.protection.mechanisms[self.here.start : self.here.stop]
+
+    @cached_property
+    def slots(self) -> int:
+        """The samples of a node that a pass has room for, by the mechanisms of all nodes: the same in every process."""
+        return max(capacity(m, self.nodes) for m in set(self.protection.mechanisms))
+
+    def part(self, nodes: slice) -> RunSpec:
+        """Return the same run for some of the nodes here."""
+        own = self.learning
+        some = replace(own, inputs=own.inputs[nodes], targets=own.targets[nodes], samples=own.samples[nodes])
+        return replace(self, block=self.here[nodes], learning=some)
 
     @property
     def apart(self) -> bool:
         """Whether nodes keep to themselves: an average of their models would be nobody's."""
         return self.algorithm.network == "alone" and self.nodes > 1
 
-    @property
+    @cached_property
     def simulation(self) -> bool:
         """Whether randomness can be repeated by anyone who reads the config: then nothing is private."""
         return self.seed is not None
@@ -243,7 +255,7 @@ def refuse_vast(spec: RunSpec, places: int) -> None:
 
 def rounding_error(m: Mechanism, slots: int, *, steps: int, places: int) -> float:
     """Return by how much of G a run's sums in float64 may differ, with and without a record, beyond its share."""
-    off = sum_error(max(slots, m.largest_batch), slots, places)
+    off = sum_error(max(slots, *(kind.batch for kind in m.kinds)), slots, places)
     if m.has_table:
         off += table_error(m.samples, steps=steps, positions=places)
     return off

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 import torch
 
-from privsgp.algorithms import Drawn, Execution, Pushed, Release, State
+from privsgp.algorithms import Drawn, Pushed, Release, State
+from privsgp.algorithms.block import as_it_is
 from privsgp.algorithms.push_sum import PushSum
 from privsgp.devices import device_of
 from privsgp.gradients.rules.ruled import Ruled
@@ -42,17 +43,9 @@ AnySource = TypeVar("AnySource", Keyed, Secure)
 _LOG = logging.getLogger(__name__)
 
 
-def execution(gradient: Stacked, device: torch.device) -> Execution:
-    """Return how lines 6 and 7 are run on a device where all nodes are here."""
-    return Recording() if device_of(device).records and isinstance(gradient, Ruled) else Execution()
-
-
-class Recording(Execution):
-    """Launches of directions are recorded."""
-
-    def recorded(self, direction: Direction, kept: Kept) -> Direction:
-        """Return the direction as a CUDA graph."""
-        return Recorded(direction, kept)
+def execution(gradient: Stacked, device: torch.device) -> Callable[[Direction, Kept], Direction]:
+    """Return how lines 6 and 7 are run on a device where all nodes are here: recorded, or as they are."""
+    return Recorded if device_of(device).records and isinstance(gradient, Ruled) else as_it_is
 
 
 def chosen(algorithm: PushSum, graph: Graph, source: Keyed | Secure, x: Tensor) -> Callable[[int, State], Step]:
@@ -91,12 +84,12 @@ class _OnDevice(Generic[AnySource]):
         g = self.algorithm.recorded(s.z, random.sample(k))  # 5-7
         yield Release(s.x)  # before the messages exist: their bytes never come to the host, and have no hash
         x, w = self._spare or (torch.empty_like(s.x), torch.empty_like(s.w))
-        self._push(k, s, g, random.attempt, (x, w, s.z))  # 8-14
+        self._push(k, s, g, (x, w, s.z))  # 8-14
         yield Pushed()
         self._spare = s.x, s.w
         return State(x, w, s.z)
 
-    def _push(self, k: int, s: State, g: Tensor, attempt: int, out: tuple[Tensor, Tensor, Tensor]) -> None:
+    def _push(self, k: int, s: State, g: Tensor, out: tuple[Tensor, Tensor, Tensor]) -> None:
         """Write the next (x, w, z) to `out`; the state's own x may be overwritten."""
         raise NotImplementedError
 
@@ -109,13 +102,13 @@ class OnDevice(_OnDevice[Keyed]):
         device = self._peers[0][0].device
         return self.source.philox_key(device), torch.tensor(self.sigma, device=device)
 
-    def _push(self, k: int, s: State, g: Tensor, attempt: int, out: tuple[Tensor, Tensor, Tensor]) -> None:
+    def _push(self, k: int, s: State, g: Tensor, out: tuple[Tensor, Tensor, Tensor]) -> None:
         from privsgp.kernels.push import push
 
         (key, sigma), (source, share) = self._levels, self._peers[k % len(self._peers)]
         push(
             s.x, g, s.w, out=out, sigma=sigma, source=source, share=share, key=key,
-            step=k, attempt=attempt, gamma=self.block.step_size(k),
+            step=k, attempt=0, gamma=self.block.step_size(k),
         )  # fmt: skip
 
 
@@ -126,13 +119,13 @@ class SecretOnDevice(_OnDevice[Secure]):
     def _levels(self) -> Tensor:
         return levels(self.sigma, self._peers[0][0].device)
 
-    def _push(self, k: int, s: State, g: Tensor, attempt: int, out: tuple[Tensor, Tensor, Tensor]) -> None:
+    def _push(self, k: int, s: State, g: Tensor, out: tuple[Tensor, Tensor, Tensor]) -> None:
         from privsgp.kernels.push import mix
 
         if g.dtype != torch.float64 or not g.is_contiguous() or not s.x.is_contiguous():
             raise RuntimeError(f"an estimate in {g.dtype} where noise is secret, or rows apart: report this")
         gamma, nodes = self.block.step_size(k), range(len(g))  # all are here
-        self.source.device_step_(s.x, g, nodes, k, attempt, levels=self._levels, step_size=gamma)
+        self.source.device_step_(s.x, g, nodes, k, 0, levels=self._levels, step_size=gamma)
         source, share = self._peers[k % len(self._peers)]
         mix(s.x, s.w, out=out, source=source, share=share)
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from privsgp.algorithms import Block, Exchange, Execution, PushSum, State, UpdateRule
+from privsgp.algorithms import Block, Exchange, PushSum, State, UpdateRule
+from privsgp.algorithms.block import as_it_is
 from privsgp.devices import current, device_of, keep_memory
 from privsgp.engine import checkpoint
 from privsgp.engine.averaging import Averaging
@@ -22,27 +23,28 @@ from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.drive import RunDriver, drive
 from privsgp.engine.evaluate import Evaluator, average
+from privsgp.engine.groups import Group, one_at_a_time, split, together
 from privsgp.engine.node_randomness import NodeRandomness
-from privsgp.engine.parts import Lent, alone_as_together, can_be_parted, divided
 from privsgp.engine.spec import refuse_coarser
 from privsgp.engine.step import chosen, execution
 from privsgp.engine.stops import Stopping, refuse_no_model
 from privsgp.errors import Diverged, Interrupted
 from privsgp.gradients import Layout, stack
-from privsgp.gradients.dropout import without_coins
-from privsgp.gradients.rounding import CHUNK
+from privsgp.gradients.dropout import keyed, without_coins
+from privsgp.gradients.rules.ruled import Ruled
 from privsgp.outside import Hash, Whole
 from privsgp.randomness.pairwise import told
+from privsgp.threads import in_threads
 from privsgp.transport.checks import refuse_wild
 from privsgp.transport.connect import connect
 from privsgp.transport.rendezvous import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch import Tensor
 
-    from privsgp.algorithms import Step
+    from privsgp.algorithms import Algorithm, Step
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
     from privsgp.gradients import Stacked
@@ -82,11 +84,11 @@ class Trainer:
         self.model = without_coins(copy.deepcopy(spec.learning.model).to(spec.device, spec.dtype))
         self.state = self._start()
         self.transport = self._connect()
-        self.randomness = NodeRandomness(spec, self.state.x, alone=self.transport.local, exchange=self._exchange())
+        self.randomness = NodeRandomness.of_run(spec, self._exchange())
         self.budget_guard = BudgetGuard(spec, folder, self.world)
         self.update_rule = self._update_rule()
         self.averaging = Averaging(spec.final_model, spec.steps, self.state)
-        self.algorithm = spec.algorithm(self._block(), spec.settings)
+        self.groups = self._groups()
         self.step = self._stepper()
         self.driver = self._driver()
         self.evaluator = Evaluator(self.model, self.layout, spec, self.world, folder.keep_metrics)
@@ -122,7 +124,13 @@ class Trainer:
         """Let go of what refers back to this object; what came out is kept by whoever has it."""
         for own in ("step", "driver"):
             vars(self).pop(own, None)
-        self.algorithm.close()
+        for group in self.groups:
+            group.algorithm.close()
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm of all nodes here, where they are one group."""
+        return self.groups[0].algorithm
 
     def _connect(self) -> Transport:
         """Return what carries the messages."""
@@ -130,7 +138,7 @@ class Trainer:
 
     def _driver(self, sent: int = 0) -> RunDriver:
         """Return what does what the events of a step ask for; so many bytes were sent before."""
-        return RunDriver(self.transport, self.budget_guard, self.randomness, sent)
+        return RunDriver(self.transport, self.budget_guard, sent)
 
     def _recover(self) -> None:
         """Finish what was begun before a crash: nothing, where steps are whole or not at all."""
@@ -201,7 +209,7 @@ class Trainer:
     def _begin(self) -> tuple[int, float]:
         """Return (steps done, seconds spent): from the last checkpoint that all processes have, or from x⁰."""
         self.state = self._back_at_the_start()
-        self.algorithm.begin(self.state.z)
+        self._in_groups(lambda group: group.algorithm.begin(self.state.z[group.nodes]))
         self.averaging.forget()
         if self.update_rule is not None:
             self.update_rule.forget()
@@ -212,9 +220,8 @@ class Trainer:
         else:
             path, progress = found
             self.state = checkpoint.load_into(path, self.state, self._memory())
-            self.algorithm.restored(self.state.z)
+            self._in_groups(lambda group: group.algorithm.restored(self.state.z[group.nodes]))
         self.driver = self._driver(progress.bytes_sent)
-        self.randomness.attempt = progress.attempt
         self.budget_guard.resume(progress.step)
         return progress.step, progress.seconds
 
@@ -236,17 +243,18 @@ class Trainer:
         if not self.spec.checkpoint_every:
             return  # a simulation can be repeated, and its table may be larger than the disk
         heads = self.budget_guard.heads()
-        progress = Progress(k, self.randomness.attempt, seconds, self.driver.bytes_sent, self.spec.shared_hash, heads)
+        progress = Progress(k, 0, seconds, self.driver.bytes_sent, self.spec.shared_hash, heads)
         if not self.world.alone and self.folder.checkpoint.exists():
             self.folder.checkpoint.replace(self.folder.checkpoint_before)
         checkpoint.save(self.folder.checkpoint, progress, self.state, self._memory(), self.folder.run or "")
 
-    def _memory(self) -> dict[str, Tensor]:
+    def _memory(self) -> dict[str, list[Tensor]]:
         """Return what must survive besides x and w: the algorithm's, and what is on its way on a faulty network."""
         update_rule = {} if self.update_rule is None else self.update_rule.arrays()
         parts = {"links": self.transport.arrays(), "update_rule": update_rule, "averaging": self.averaging.arrays()}
-        around = {f"{part}.{name}": value for part, own in parts.items() for name, value in own.items()}
-        return self.algorithm.arrays() | around
+        around = {f"{part}.{name}": [value] for part, own in parts.items() for name, value in own.items()}
+        each = [group.algorithm.arrays() for group in self.groups]
+        return {name: [arrays[name] for arrays in each] for name in each[0]} | around
 
     def _evaluate(self, k: int, seconds: float) -> dict[str, Any]:
         row = self.evaluator.row(k, seconds, self.averaging.released(self.state))
@@ -260,33 +268,39 @@ class Trainer:
             # Gradients that overflow count as 0: the messages may stay finite.
             raise Diverged(k, "the test loss is not finite")
 
-    def _block(self) -> Block:
-        spec, learning = self.spec, self.spec.learning
-        gradient = stack(self.model, learning.loss, learning.made_up(), rules=spec.rules)
-        parts = self._parts(gradient)
-        may_record = self.transport.plain
+    def _groups(self) -> list[Group]:
+        """Return the algorithms of the nodes here: one for all, or on a CPU one for each core."""
+        spec, loss, sample = self.spec, self.spec.learning.loss, self.spec.learning.made_up()
+        gradient = stack(self.model, loss, sample, rules=spec.rules)
+        several = self.transport.local and self.update_rule is None
+        slices = self._split(gradient) if several else [slice(0, len(spec.here))]
+        if len(slices) == 1:
+            block = self._block(spec, gradient, self.randomness)
+            return [Group(slices[0], spec.algorithm(block, spec.settings))]
+        loss, model, groups = one_at_a_time(loss), keyed(self.model), []
+        for nodes in slices:
+            part = spec.part(nodes)
+            block = self._block(part, Ruled(model, self.layout, loss), self.randomness.of(part))
+            groups.append(Group(nodes, spec.algorithm(block, spec.settings)))
+        return groups
+
+    def _split(self, gradient: Stacked) -> list[slice]:
+        return split(self.spec, gradient)
+
+    def _in_groups(self, work: Callable[[Group], None]) -> None:
+        in_threads(work, self.groups)
+
+    def _block(self, spec: RunSpec, gradient: Stacked, randomness: NodeRandomness) -> Block:
         return Block(
             mechanisms=spec.mechanisms,
-            inputs=learning.inputs,
-            targets=learning.targets,
-            gradient=Lent(gradient, torch.get_num_threads()) if parts else gradient,
-            random=self.randomness,
+            inputs=spec.learning.inputs,
+            targets=spec.learning.targets,
+            gradient=gradient,
+            random=randomness,
             step_size=spec.step_size,
             update_rule=self.update_rule,
-            execution=Execution(parts) if parts or not may_record else execution(gradient, spec.device),
+            recorded=execution(gradient, spec.device) if self.transport.plain else as_it_is,
         )
-
-    def _parts(self, gradient: Stacked) -> Sequence[slice]:
-        """Return the nodes that are taken by themselves from the samples to the moved x; none where all go at once."""
-        spec, threads = self.spec, torch.get_num_threads()
-        some = self.randomness.node_noise.in_parts(self.layout.dim) and self.update_rule is None
-        if not (some and self.transport.local and can_be_parted(gradient, spec.device)):
-            return ()
-        each = getattr(getattr(spec.algorithm, "direction", None), "of_each_node", False)
-        parts = divided(len(spec.here), threads) if each else ()
-        made_up, batches = spec.learning.made_up(), {self.randomness.slots, CHUNK}
-        same = parts and all(alone_as_together(gradient, made_up, parts, b, spec.dtype) for b in batches)
-        return parts if same else ()
 
     def _update_rule(self) -> UpdateRule | None:
         spec = self.spec
@@ -296,8 +310,14 @@ class Trainer:
         return UpdateRule(self.state.x, momentum=spec.momentum, normalised=spec.normalised, scale=scale)
 
     def _stepper(self) -> Callable[[int, State], Step]:
-        """Choose whose steps are driven: the algorithm's own, or the same on a GPU in fewer launches."""
+        """Choose whose steps are driven: the algorithm's own, those of its groups, or a GPU's in fewer launches."""
+        if len(self.groups) > 1:
+            return self._together
         source = self.randomness.node_noise.kernel_source
         if self.transport.plain and source is not None and isinstance(self.algorithm, PushSum):
             return chosen(self.algorithm, self.spec.graph, source, self.state.x)
         return self.algorithm.step
+
+    def _together(self, k: int, s: State) -> Step:
+        self.randomness.node_noise.begin(k, s.x)
+        return together(self.groups, k, s)

@@ -20,7 +20,6 @@ from torch.func import functional_call
 from torch.nn.utils.rnn import pad_sequence
 
 from privsgp.algorithms import ALGORITHMS, Block, Drawn, Randomness, State, UpdateRule
-from privsgp.algorithms.block import EVERYONE
 from privsgp.engine.drive import drive, rehearsed
 from privsgp.gradients import Layout, stack
 
@@ -202,9 +201,9 @@ class _CommonRandomness(Randomness):
         padded = pad_sequence([torch.cat([one, nobody]) for one in drawn], batch_first=True, padding_value=self.rows)
         return [Drawn(padded, padded < self.rows)]
 
-    def noise(self, k: int, g: Tensor, nodes: slice = EVERYONE) -> None:
+    def noise(self, k: int, g: Tensor, node: int | None = None) -> None:
         """Add each run's noise."""
-        del k, nodes
+        del k, node
         for row, one in zip(g, self._each(lambda source: torch.randn(g.shape[1], generator=source)), strict=True):
             row.add_(one, alpha=self.sigma)
 

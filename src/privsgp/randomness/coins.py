@@ -39,8 +39,8 @@ def draw(source: Source, mechanism: Mechanism, node: int, step: int, attempt: in
         return np.arange(mechanism.samples)
     if mechanism.sampling == "fixed":
         b = int(mechanism.batch)
-        return np.sort(np.argpartition(source.uniforms(node, step, mechanism.samples, attempt), b - 1)[:b])
-    return np.flatnonzero(source.below([node], step, mechanism.samples, attempt, _threshold(mechanism.rate))[0])
+        return np.sort(np.argpartition(source.coins([node], step, mechanism.samples, attempt)[0], b - 1)[:b])
+    return np.flatnonzero(source.coins([node], step, mechanism.samples, attempt)[0] < _threshold(mechanism.rate))
 
 
 def draw_all(
@@ -50,15 +50,15 @@ def draw_all(
     J, rate = mechanisms[0].samples, mechanisms[0].rate
     if rate >= 1 or any(m.samples != J or m.rate != rate or m.sampling == "fixed" for m in mechanisms):
         return [draw(source, m, i, step, attempt) for i, m in zip(nodes, mechanisms, strict=True)]
-    below = source.below(nodes, step, J, attempt, _threshold(rate))
+    below = source.coins(nodes, step, J, attempt) < _threshold(rate)
     row, samples = np.divmod(np.flatnonzero(below), J)
     ends = np.searchsorted(row, np.arange(len(nodes) + 1))
     return [samples[start:end] for start, end in itertools.pairwise(ends)]
 
 
-def _threshold(rate: float) -> int:
+def _threshold(rate: float) -> np.uint64:
     """Return ⌊q 2⁶⁴⌋: exact, since 2⁶⁴ moves only the float's exponent, and never above the q that was paid for."""
-    return int(rate * 2.0**64)
+    return np.uint64(int(rate * 2.0**64))
 
 
 def capacity(mechanism: Mechanism, nodes: int) -> int:

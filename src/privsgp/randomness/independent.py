@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from privsgp.randomness.noise import Keyed, Secure, add_noise_, step_
-from privsgp.randomness.prefetch import PrefetchedNoise
+from privsgp.randomness.noise import Source, add_noise_
 from privsgp.randomness.protocol import NodeNoise, Noise
 
 if TYPE_CHECKING:
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.randomness.noise import Source
     from privsgp.randomness.protocol import KeyExchange
 
 
@@ -39,38 +37,15 @@ class IndependentNoise(Noise):
 class _OfNodes(NodeNoise):
     def __init__(self, nodes: range, mechanisms: Sequence[Mechanism], source: Source) -> None:
         self._mechanisms = dict(zip(nodes, mechanisms, strict=True))
-        self._source, self._ahead = source, PrefetchedNoise(source, nodes)
+        self._source = source
 
     @property
-    def zero(self) -> bool:
-        """Whether every σ is 0."""
-        return not any(m.sigma for m in self._mechanisms.values())
-
-    @property
-    def kernel_source(self) -> Keyed | Secure | None:
+    def kernel_source(self) -> Source:
         """The source itself."""
-        return self._source if isinstance(self._source, Keyed | Secure) else None
+        return self._source
 
-    def in_parts(self, columns: int) -> bool:
-        """True: nobody's noise is another's."""
-        del columns
-        return True
-
-    def add_(self, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
+    def add_(self, g: Tensor, nodes: Sequence[int], step: int) -> None:
         """Add N(0, σ_i² I) to each node's row of g, in place."""
         sigma = [self._mechanisms[i].at(step).sigma for i in nodes]
         if any(sigma):
-            add_noise_(g, self._ahead, nodes, step, sigma=sigma, attempt=attempt)
-
-    def step_(self, x: Tensor, g: Tensor, nodes: Sequence[int], step: int, attempt: int, step_size: float) -> bool:
-        """Take γ (g + noise) from x where one pass does it."""
-        sigma = [self._mechanisms[i].at(step).sigma for i in nodes]
-        return step_(x, g, self._ahead, nodes, step, sigma=sigma, attempt=attempt, step_size=step_size)
-
-    def prepare(self, like: Tensor, step: int, attempt: int) -> None:
-        """Draw the noise of a step now."""
-        self._ahead.prepare(like, step, attempt)
-
-    def begin(self, like: Tensor, step: int, attempt: int) -> None:
-        """Let a second thread draw it."""
-        self._ahead.begin(like, step, attempt)
+            add_noise_(g, self._source, nodes, step, sigma=sigma)

@@ -1,11 +1,10 @@
 """Where noise and sampling coins come from: a repeatable source for simulation, a secret one for everything else.
 
 Both are ChaCha20 read as a random-access table of words: one key for each purpose ("noise", "coins") and one nonce for
-each (node, step, attempt), so that what a node draws never depends on which process it sits in or what else was drawn.
+each (node, step, attempt), so that what a node draws never depends on which process it is in or what else was drawn.
 ChaCha20 was also the fastest when measured: 50 rows of 50,890 float32 normals took 7 ms on one core, against 20 ms with
-NumPy's SFC64, 22 with PCG64DXSM, 27 with Philox, and 9 with torch (whose CPU seed keeps 32 bits). `Secure` computes in
-float64 throughout: 21 ms for the same block, and 25 with the sum and the grid of `add_noise_`. On a GPU it does so in
-`privsgp.kernels.chacha`.
+NumPy's SFC64, 22 with PCG64DXSM, 27 with Philox, and 9 with torch (whose CPU seed keeps 32 bits). Secret noise is
+computed in float64, on a CPU by way of float32 (`privsgp.randomness.cells`), on a GPU in `privsgp.kernels.chacha`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import threading
 import time
 from functools import lru_cache
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -29,25 +28,27 @@ from privsgp.devices import device_of
 from privsgp.errors import Refused
 from privsgp.kernels import have_triton
 from privsgp.randomness.box_muller import box_muller
-from privsgp.randomness.rough import Rough, Roughly, add_rough_, step_rough_
+from privsgp.randomness.cells import to_cells_
+from privsgp.threads import in_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
+
+    Draw = tuple[int, int]  # step and attempt
+    Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
 
 PURPOSES = ("noise", "coins")
 
 # Columns of a row made at a time: the buffers fit a core's cache. It is part of what `Keyed` promises to repeat.
 _PIECE = 1 << 16
-_TALL = 4  # rows of such pieces at a time in float64, twice as many in float32: threads ask for Python's lock each time
-_ADDED = 1 << 20  # numbers of noise that are added at a time, for the same reason
+_TILE = 1 << 18  # numbers that a thread makes at a time
 _BLOCK_BYTES = 64
 _NONCE = struct.Struct("<4I")
 _WIDE = 1 << 32
 LONGEST = 1 << 30  # columns that a GPU draws
 _ZEROS = memoryview(bytes(8 * _PIECE))
-_PARTED = 1.0  # seconds by which clocks may part while nothing but time passes: slewing needs half an hour for it
 
 _CLAIMS = threading.Lock()  # of all secure sources: one thread at a time says what it will draw
 
@@ -66,69 +67,36 @@ class Normals(Protocol):
         """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`."""
 
 
-class Prefetchable(Normals, Protocol):
-    """Noise that may be drawn before it is needed."""
-
-    def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
-        """Let what was drawn ahead for a step, and used by nobody, be drawn anew."""
-
-
-class Source(Prefetchable, Protocol):
-    """Standard normals and 64-bit coins; several threads may draw at a time."""
-
-    def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
-        """Return `count` coins, uniform on 0 … 2⁶⁴ − 1."""
-
-    def below(self, nodes: Sequence[int], step: int, count: int, attempt: int, threshold: int) -> npt.NDArray[np.bool_]:
-        """Tell which of so many coins of each node are below a threshold, [m, count]."""
-
-
 class Streams:
-    """What sources share: words from ChaCha20, normals by Box–Muller."""
+    """Words from ChaCha20 under given keys, and normals made of them on a CPU by Box–Muller."""
 
-    secret: bool
+    secret = True
 
     def __init__(self, keys: dict[str, bytes]) -> None:
         self._keys = keys
         self._ciphers: dict[str, list[Any]] = {}  # by purpose, those that nobody uses: threads draw at the same time
 
-    def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
-        """Return `count` coins, uniform on 0 … 2⁶⁴ − 1."""
-        coins: npt.NDArray[np.uint64] = self.coins([node], step, count, attempt)[0]
-        return coins
-
     def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
-        """Return the `uniforms` of several nodes, [m, count]."""
+        """Return `count` coins of each node, [m, count], uniform on 0 … 2⁶⁴ − 1."""
         coins = np.empty((len(nodes), count), np.uint64)
-        for row, node in zip(coins, nodes, strict=True):
-            self._read(row, "coins", (node, step, attempt))
+        self._read(coins, "coins", nodes, (step, attempt))
         return coins
 
-    def below(self, nodes: Sequence[int], step: int, count: int, attempt: int, threshold: int) -> npt.NDArray[np.bool_]:
-        """Tell which of so many coins of each node are below a threshold, [m, count]."""
-        return self.coins(nodes, step, count, attempt) < np.uint64(threshold)
-
-    def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
-        """Do nothing: what is named alike is drawn alike."""
-
-    def _read(self, words: npt.NDArray[Any], purpose: str, draw: tuple[int, int, int], block: int = 0) -> None:
-        """Fill `words` with the key stream of a purpose's (node, step, attempt), from its 64-byte `block` on."""
-        node, step, attempt = draw
-        # Past 2³² blocks the counter would run into the node's field, and streams would meet.
-        last = block + words.nbytes // _BLOCK_BYTES
-        if not (0 <= node < _WIDE and 0 <= step < _WIDE and 0 <= attempt < _WIDE and last < _WIDE):
-            _refuse_wide(node=node, step=step, attempt=attempt, block=last)
+    def _read(self, rows: Rows, purpose: str, nodes: Sequence[int], draw: Draw, block: int = 0) -> None:
+        """Fill each row with the key stream of its (node, step, attempt), from the 64-byte `block` on."""
         free = self._ciphers.setdefault(purpose, [])
         try:
             encryptor = free.pop()
         except IndexError:
             encryptor = self._cipher(purpose)
-        encryptor.reset_nonce(_NONCE.pack(block, node, step, attempt))
-        target = words.data.cast("B")
-        while len(target) > len(_ZEROS):
-            encryptor.update_into(_ZEROS, target)
-            target = target[len(_ZEROS) :]
-        encryptor.update_into(_ZEROS[: len(target)], target)
+        for row, node in zip(rows, nodes, strict=True):
+            # Past 2³² blocks the counter would run into the node's field, and streams would meet.
+            _refuse_wide(node=node, step=draw[0], attempt=draw[1], block=block + row.nbytes // _BLOCK_BYTES)
+            encryptor.reset_nonce(_NONCE.pack(block, node, *draw))
+            target = memoryview(row).cast("B") if len(row) else memoryview(b"")
+            for start in range(0, len(target), len(_ZEROS)):
+                some = target[start : start + len(_ZEROS)]
+                encryptor.update_into(_ZEROS[: len(some)], some)
         free.append(encryptor)
 
     def _cipher(self, purpose: str) -> Any:  # noqa: ANN401 - cryptography is imported late
@@ -138,36 +106,47 @@ class Streams:
         first = algorithms.ChaCha20(self._keys[purpose], _NONCE.pack(0, 0, 0, 0))
         return Cipher(first, mode=None).encryptor()
 
-    def _normals(
-        self, out: npt.NDArray[Any], nodes: Sequence[int], step: int, attempt: int, real: type[np.floating[Any]]
-    ) -> None:
-        """Fill `out` [m, d] tile by tile, computing in `real`; a tile is part of a long row or several short ones."""
-        tiles = [
-            (top, left)
-            for left in range(0, out.shape[1], _PIECE)
-            for top in range(0, len(nodes), _rows(out.shape[1] - left, real))
-        ]
-        room = np.empty(5 * _TALL * _PIECE, np.int64)  # a tile's words, and three arrays of half its size
-        for place in tiles:
-            self._tile(out, nodes, place, (step, attempt), real, room)
+    def _fill(self, out: npt.NDArray[Any], nodes: Sequence[int], draw: Draw, real: type[np.floating[Any]]) -> None:
+        """Fill `out` [m, d] with standard normals, computed in `real`."""
+        _each_tile(lambda rows, columns: self._normals(out[rows, columns], nodes[rows], draw, columns, real), out.shape)
 
-    def _tile(
-        self,
-        out: npt.NDArray[Any],
-        nodes: Sequence[int],
-        place: tuple[int, int],
-        draw: tuple[int, int],
-        real: type[np.floating[Any]],
-        room: npt.NDArray[np.int64],
+    def _normals(
+        self, out: npt.NDArray[Any], nodes: Sequence[int], draw: Draw, columns: slice, real: type[np.floating[Any]]
     ) -> None:
-        top, left = place
-        piece = out[:, left : left + _PIECE]
-        rows = slice(top, top + _rows(piece.shape[1], real))
-        block = left * np.dtype(real).itemsize // _BLOCK_BYTES
-        words, *buffers = _divided(room, piece[rows].shape, real)
-        for row, node in zip(words, nodes[rows], strict=True):
-            self._read(row, "noise", (node, *draw), block)
-        box_muller(piece[rows], words, *buffers, deep=self.secret)
+        """Fill a tile, which has these columns of its rows."""
+        half = (out.shape[1] + 1) // 2
+        words = np.empty((len(out), 2 * half), np.int32 if real is np.float32 else np.int64)
+        self._read(words, "noise", nodes, draw, columns.start * words.itemsize // _BLOCK_BYTES)
+        box_muller(out, words, *np.empty((3, len(out), half), real), deep=self.secret)
+
+    def _to_cells(
+        self, g: npt.NDArray[np.float64], nodes: Sequence[int], draw: Draw, levels: npt.NDArray[np.float64]
+    ) -> None:
+        """Add noise to g [m, d] and round it to its grid; `levels` [2, m, 1] are σ and the spacing."""
+        behind = 1 + 4 * (g.shape[1] + 1) // _BLOCK_BYTES  # the lower halves of words come after all upper ones
+
+        def tile(rows: slice, columns: slice) -> None:
+            here, block = g[rows, columns], columns.start * 4 // _BLOCK_BYTES
+            words = np.empty((len(here), here.shape[1] + here.shape[1] % 2), np.int32)
+            self._read(words, "noise", nodes[rows], draw, block)
+
+            def lower(pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+                some = [np.empty(2 * count, np.uint32) for count in pairs]
+                self._read(some, "noise", nodes[rows], draw, behind + block)
+                return np.concatenate(some)
+
+            to_cells_(here, words, lower, *levels[:, rows])
+
+        _each_tile(tile, g.shape)
+
+
+def _each_tile(work: Callable[[slice, slice], None], shape: tuple[int, ...]) -> None:
+    """Do work(rows, columns) for tiles of an array: a part of a long row, or several short ones."""
+    m, d = shape
+    tall = max(1, _TILE // min(_PIECE, d))
+    rows = [slice(top, min(m, top + tall)) for top in range(0, m, tall)]
+    columns = [slice(left, min(d, left + _PIECE)) for left in range(0, d, _PIECE)]
+    in_threads(lambda tile: work(*tile), [(r, c) for c in columns for r in rows])
 
 
 class Keyed(Streams):
@@ -204,10 +183,24 @@ class Keyed(Streams):
         """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`."""
         _refuse_shape(out, nodes)
         if device_of(out).in_host_memory:
-            real = np.float32 if out.dtype == torch.float32 else np.float64
-            self._normals(out.numpy(), nodes, step, attempt, real)
+            self._fill(out.numpy(), nodes, (step, attempt), _real(out))
         else:
             self._device_normals(out, nodes, step, attempt)
+
+    def add_(
+        self, g: torch.Tensor, nodes: Sequence[int], step: int, attempt: int, sigma: npt.NDArray[np.float64]
+    ) -> None:
+        """Add σ times the normals in g's own precision."""
+        real, scale = _real(g), sigma.astype(_real(g))
+
+        def tile(rows: slice, columns: slice) -> None:
+            here = g.numpy()[rows, columns]
+            noise = np.empty(here.shape, real)
+            self._normals(noise, nodes[rows], (step, attempt), columns, real)
+            noise *= scale[rows]
+            here += noise
+
+        _each_tile(tile, g.shape)
 
     def _device_normals(self, out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
         """Draw on the device itself, by a generator that was made for it."""
@@ -223,29 +216,11 @@ class Keyed(Streams):
             philox.fill_normal(out, int(key), nodes, step, attempt)
 
 
-class _Once(Streams):
-    """The streams of one draw of `Secure`, under a key of its own."""
-
-    secret = True
-
-    def below(self, nodes: Sequence[int], step: int, count: int, attempt: int, threshold: int) -> npt.NDArray[np.bool_]:
-        """Tell which of so many coins of each node are below a threshold, [m, count].
-
-        The upper 16 bits of a coin decide, but once in 65,536 times: a quarter of the words. The lower 48 bits of those
-        that are left come from behind all upper ones. Under a key of its own a draw needs no stream for each node.
-        """
-        (upper, lower), stream = divmod(threshold, 1 << 48), (0, step, attempt)
-        words = np.empty((len(nodes), count), np.uint16)
-        self._read(words.reshape(-1), "coins", stream)
-        below, undecided = words < upper, words == upper
-        if left := np.count_nonzero(undecided):
-            rest = np.empty(left, np.uint64)
-            self._read(rest, "coins", stream, 1 + words.nbytes // _BLOCK_BYTES)
-            below[undecided] = rest >> np.uint64(16) < lower
-        return below
+def _real(out: torch.Tensor) -> type[np.floating[Any]]:
+    return np.float32 if out.dtype == torch.float32 else np.float64
 
 
-def _device_key(drawn: _Once, device: torch.device) -> torch.Tensor:
+def _device_key(drawn: Streams, device: torch.device) -> torch.Tensor:
     """Return a copy of a draw's key on a device; from page-locked memory nobody waits for it.
 
     It is the draw's own: that of the source may be another thread's already.
@@ -277,16 +252,12 @@ class Secure(Streams):
     `add_noise_`.
     """
 
-    secret = True
-    can_be_rough = True
-
     def __init__(self) -> None:
         super().__init__({p: os.urandom(32) for p in PURPOSES})
         self._chains = {p: os.urandom(32) for p in PURPOSES}
         self._process = os.getpid()
         self._frontier: dict[str, dict[int, int]] = {}  # by purpose and node: the step after the last one drawn
         self._retries: dict[tuple[str, int, int], int] = {}
-        self._staging = torch.empty(0, dtype=torch.float64)
 
     def __repr__(self) -> str:
         return "Secure(keys hidden)"
@@ -299,32 +270,29 @@ class Secure(Streams):
         _refuse_shape(out, nodes)
         nodes, drawn = self._claim_all("noise", nodes, step, attempt)
         if device_of(out).in_host_memory:
-            drawn._normals(out.numpy(), nodes, step, attempt, np.float64)
+            drawn._fill(out.numpy(), nodes, (step, attempt), np.float64)
         elif out.dtype == torch.float64 and out.is_contiguous() and out.shape[1] < LONGEST and have_triton():
             self._device_normals(out, nodes, step, attempt, drawn)
         else:
-            host = self._host(out)
-            drawn._normals(host.numpy(), nodes, step, attempt, np.float64)
-            out.copy_(host)
+            host = np.empty(out.shape)
+            drawn._fill(host, nodes, (step, attempt), np.float64)
+            out.copy_(torch.from_numpy(host))
 
-    def rough(self, nodes: Sequence[int], columns: int, step: int, attempt: int) -> Rough:
-        """Return the standard normals of some nodes for `add_rough_`; each can be drawn once."""
+    def add_(
+        self, g: torch.Tensor, nodes: Sequence[int], step: int, attempt: int, sigma: npt.NDArray[np.float64]
+    ) -> None:
+        """Add σ times the normals in float64 and round to the grid; each can be drawn once. A row with σ = 0 stays."""
         nodes, drawn = self._claim_all("noise", nodes, step, attempt)
-        words = np.empty((len(nodes), columns + columns % 2), np.int32)
-        for row, node in zip(words, nodes, strict=True):
-            drawn._read(row, "noise", (node, step, attempt))
-        behind, cipher = 1 + words[0].nbytes // _BLOCK_BYTES, drawn._cipher("noise")
-
-        def lower(row: int, before: int, count: int) -> npt.NDArray[np.uint32]:
-            skipped, rest = divmod(4 * before, _BLOCK_BYTES)
-            _refuse_wide(block=behind + skipped + (rest + 4 * count) // _BLOCK_BYTES)  # the next field is the node
-            cipher.reset_nonce(_NONCE.pack(behind + skipped, nodes[row], step, attempt))
-            return np.frombuffer(cipher.update(bytes(rest + 4 * count)), np.uint32)[rest // 4 :]
-
-        return Rough.of(words, columns, lower)
+        noised = np.flatnonzero(sigma[:, 0])
+        levels = np.array([sigma, _spacings(sigma[:, 0])[:, None]])[:, noised]
+        whole = len(noised) == len(g) and g.dtype == torch.float64
+        wide = g.numpy() if whole else g.numpy()[noised].astype(np.float64)
+        drawn._to_cells(wide, [nodes[r] for r in noised], (step, attempt), levels)
+        if not whole:
+            g.numpy()[noised] = wide
 
     @staticmethod
-    def _device_normals(out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int, drawn: _Once) -> None:
+    def _device_normals(out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int, drawn: Streams) -> None:
         """Draw on the device itself."""
         from privsgp.kernels import chacha
 
@@ -350,24 +318,11 @@ class Secure(Streams):
         chacha.step(x, g, here, levels, _device_key(drawn, x.device), step, attempt, step_size)
 
     def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
-        """Return the `uniforms` of several nodes; those of one (node, step, attempt) can be drawn once."""
+        """Return `count` coins of each node; those of one (node, step, attempt) can be drawn once."""
         nodes, drawn = self._claim_all("coins", nodes, step, attempt)
         return drawn.coins(nodes, step, count, attempt)
 
-    def below(self, nodes: Sequence[int], step: int, count: int, attempt: int, threshold: int) -> npt.NDArray[np.bool_]:
-        """Tell which coins of each node are below a threshold; those of one (node, step, attempt) can be drawn once."""
-        nodes, drawn = self._claim_all("coins", nodes, step, attempt)
-        return drawn.below(nodes, step, count, attempt, threshold)
-
-    def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
-        """Let what was drawn ahead for a step, and used by nobody, be drawn anew: under another key."""
-        frontier = self._frontier.setdefault(purpose, {})
-        for node in nodes:
-            if attempt:
-                self._retries[purpose, node, step] = attempt - 1
-            frontier[node] = min(step, frontier.get(node, 0))
-
-    def _claim_all(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> tuple[list[int], _Once]:
+    def _claim_all(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> tuple[list[int], Streams]:
         """Return the nodes, as plain numbers, and streams of a new key; refuse what may have been drawn before."""
         claimed, step, attempt = [operator.index(i) for i in nodes], operator.index(step), operator.index(attempt)
         with _CLAIMS:
@@ -376,7 +331,7 @@ class Secure(Streams):
             # The clocks add nothing that is secret: they make two lives of one memory differ even if urandom repeats.
             state = hashlib.blake2b(fresh, key=self._chains[purpose]).digest()
             self._chains[purpose], self._keys[purpose] = state[:32], state[32:]
-            return claimed, _Once({purpose: state[32:]})
+            return claimed, Streams({purpose: state[32:]})
 
     def _claim(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
         """Let nobody draw these again; refuse what may have been drawn before, and a node that is named twice.
@@ -399,29 +354,12 @@ class Secure(Streams):
             if attempt:
                 self._retries[purpose, node, step] = attempt
 
-    def _host(self, out: torch.Tensor) -> torch.Tensor:
-        """Return page-locked memory of `out`'s shape, kept from call to call."""
-        if self._staging.shape != out.shape or self._staging.dtype != out.dtype:
-            self._staging = torch.empty(out.shape, dtype=out.dtype, pin_memory=device_of(out).pins)
-        return self._staging
 
-
-def clock_offset() -> float:
-    """Return by how much the clock on the wall is ahead of the one that counts from when the machine was started.
-
-    A machine put back to a snapshot has its old count and, once it is told, the new time.
-    """
-    counted = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
-    return time.time() - counted
-
-
-def clocks_parted(offset: float) -> bool:
-    """Whether the clocks moved against each other since they had this offset: the memory may be an old one."""
-    return abs(clock_offset() - offset) > _PARTED
+Source = Keyed | Secure  # several threads may draw from one at a time
 
 
 def add_noise_(
-    g: torch.Tensor, source: Normals, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
+    g: torch.Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
 ) -> None:
     """Add N(0, σ_r² I) to each row of `g` [m, d] in place (Algorithm 1, line 8).
 
@@ -432,45 +370,15 @@ def add_noise_(
     Assumes: `g` and `sigma` are what the mechanism says; a row with σ = 0 is returned as it is, unprotected.
     """
     _refuse_shape(g, nodes)
-    if _goes_roughly(source, g):
-        add_rough_(g, source.rough(nodes, g.shape[1], step, attempt), sigma, _spacings(sigma))
+    if device_of(g).in_host_memory:
+        source.add_(g, nodes, step, attempt, np.array(sigma, np.float64)[:, None])
         return
-    dtype = torch.float64 if source.secret else g.dtype
-    tall = device_of(g).rows_at_once(g, _ADDED)
-    scratch = torch.empty((min(tall, len(nodes)), g.shape[1]), dtype=dtype, device=g.device)
-    scale = torch.tensor(sigma, dtype=dtype, device=g.device)
-    for top in range(0, len(nodes), tall):
-        rows = slice(top, top + tall)
-        noised = scratch[: len(nodes[rows])]
-        source.fill_normal(noised, nodes[rows], step, attempt)
-        noised.mul_(scale[rows, None])
-        if source.secret:
-            snap_(noised.add_(g[rows]), sigma[rows])
-            g[rows] = noised
-        else:
-            g[rows].add_(noised)
-
-
-def step_(
-    x: torch.Tensor, g: torch.Tensor, source: Normals, nodes: Sequence[int], step: int, *,
-    sigma: Sequence[float], attempt: int, step_size: float,
-) -> bool:  # fmt: skip
-    """Take γ times what `add_noise_` makes of g from x, if that can be done in one pass; g is as it was then."""
-    if not goes_at_once(source, g, sigma):
-        return False
-    step_rough_(x, g, source.rough(nodes, g.shape[1], step, attempt), sigma, _spacings(sigma), step_size)
-    return True
-
-
-def goes_at_once(source: Normals, g: torch.Tensor, sigma: Sequence[float]) -> TypeGuard[Roughly]:
-    """Tell whether `step_` can be taken."""
-    return _goes_roughly(source, g) and all(sigma)
-
-
-def _goes_roughly(source: Normals, g: torch.Tensor) -> TypeGuard[Roughly]:
-    """Tell whether secret noise for g can be drawn in float32, and refined where that matters."""
-    suits = g.dtype == torch.float64 and device_of(g).in_host_memory
-    return suits and source.secret and isinstance(source, Roughly) and source.can_be_rough
+    noised = torch.empty(g.shape, dtype=torch.float64 if source.secret else g.dtype, device=g.device)
+    source.fill_normal(noised, nodes, step, attempt)
+    noised.mul_(torch.tensor(sigma, dtype=noised.dtype, device=g.device)[:, None]).add_(g)
+    if source.secret:
+        snap_(noised, sigma)
+    g.copy_(noised)
 
 
 def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
@@ -490,7 +398,7 @@ def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
     if len(spacings) != len(y):
         raise ValueError(f"{len(spacings)} σ for {len(y)} rows")
     start = 0
-    for grid, alike in groupby(spacings):
+    for grid, alike in groupby(spacings.tolist()):
         stop = start + len(list(alike))
         if grid:
             y[start:stop].div_(grid).round_().mul_(grid).add_(0.0)  # −0 would tell more than its cell
@@ -503,30 +411,14 @@ def levels(sigma: Sequence[float], device: torch.device) -> torch.Tensor:
     return torch.tensor(list(zip(sigma, grid, [1 / s for s in grid], strict=True)), dtype=torch.float64, device=device)
 
 
-def _spacings(sigma: Sequence[float]) -> list[float]:
-    return [_spacing(s) if s > 0 else 0.0 for s in sigma]
+def _spacings(sigma: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.array([_spacing(s) if s else 0.0 for s in sigma])
 
 
 def _spacing(sigma: float) -> float:
     if not SIGMAS[0] <= sigma <= SIGMAS[1]:
         raise Refused(f"sigma = {sigma}", "take noise between 2^-900 and 2^900: float64 has no room for its grid")
     return 2.0 ** (round(math.log2(sigma)) - _GRID_BITS)
-
-
-def _rows(columns: int, real: type[np.floating[Any]]) -> int:
-    """Return how many rows of so many columns a tile has."""
-    return _TALL * 8 // np.dtype(real).itemsize * max(1, _PIECE // min(_PIECE, columns))
-
-
-def _divided(
-    room: npt.NDArray[np.int64], shape: tuple[int, ...], real: type[np.floating[Any]]
-) -> tuple[npt.NDArray[Any], ...]:
-    """Lay out words [m, 2h] and three arrays [m, h] for a tile of [m, 2h or 2h − 1]."""
-    rows, half = shape[0], (shape[1] + 1) // 2
-    fifth = len(room) // 5
-    words = room[: 2 * fifth].view(np.int32 if real is np.float32 else np.int64)
-    reals = (room[k * fifth : (k + 1) * fifth].view(real) for k in (2, 3, 4))
-    return words[: rows * 2 * half].reshape(rows, 2 * half), *(b[: rows * half].reshape(rows, half) for b in reals)
 
 
 def _refuse_wide(**fields: int) -> None:

@@ -17,11 +17,10 @@ secret the gradient comes before own noise, all is in float64, and is rounded on
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import logging
 import math
-import threading
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -31,35 +30,22 @@ import torch
 
 from privsgp.devices import device_of
 from privsgp.errors import Refused
-from privsgp.randomness.noise import (
-    Keyed,
-    Secure,
-    Streams,
-    add_noise_,
-    clock_offset,
-    clocks_parted,
-    goes_at_once,
-    step_,
-)
-from privsgp.randomness.prefetch import PrefetchedNoise
+from privsgp.randomness.noise import Keyed, Secure, Streams, add_noise_
 from privsgp.randomness.protocol import NodeNoise, Noise
-from privsgp.threads import Helped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    import numpy.typing as npt
     from torch import Tensor
 
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.accounting.pairwise import NoiseGraph, Pair, PairwiseCovariance
-    from privsgp.randomness.noise import Source
+    from privsgp.randomness.noise import Draw, Normals, Rows, Source
     from privsgp.randomness.protocol import Gather, KeyExchange
 
 
 _LOG = logging.getLogger(__name__)
-_CACHED = 1 << 18  # numbers that a core's cache holds
-_DRAWN = 1 << 20  # numbers of pairs that are drawn at a time
+_PARTED = 1.0  # seconds by which clocks may part while nothing but time passes: slewing needs half an hour for it
 _LONG = 1 << 22  # numbers a step, of all pairs, beyond which their sums are drawn at once where they may be
 
 
@@ -132,13 +118,12 @@ class PairStreams(Streams):
     whatever their devices.
     """
 
-    secret = True
     remedy = "start all processes again: they then share other secrets"
 
     def __init__(self, keys: dict[int, bytes]) -> None:
         super().__init__({str(pair): key for pair, key in keys.items()})
         self._last: dict[int, tuple[int, int]] = {}
-        self._offset = clock_offset()
+        self._offset = _clock_offset()
 
     def __repr__(self) -> str:
         return "PairStreams(keys hidden)"
@@ -157,28 +142,33 @@ class PairStreams(Streams):
                 )
             self._last[pair] = attempt, step
         host = out if device_of(out).in_host_memory else torch.empty(out.shape, dtype=torch.float64)
-        self._normals(host.numpy(), nodes, step, attempt, np.float64)
+        self._fill(host.numpy(), nodes, (step, attempt), np.float64)
         if host is not out:
             out.copy_(host)
 
-    def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
-        """Refuse: the other end has these numbers already."""
-        del purpose, nodes, step, attempt
-        self._refuse_old_memory()
-
     def _refuse_old_memory(self) -> None:
-        if clocks_parted(self._offset):
+        if abs(_clock_offset() - self._offset) > _PARTED:
             raise Refused(
                 "the machine's clocks moved against each other: it may have been put back to a snapshot",
                 self.remedy,
             )
 
-    def _read(self, words: npt.NDArray[Any], purpose: str, draw: tuple[int, int, int], block: int = 0) -> None:
+    def _read(self, rows: Rows, purpose: str, nodes: Sequence[int], draw: Draw, block: int = 0) -> None:
         del purpose
-        super()._read(words, str(draw[0]), draw, block)
+        for row, pair in zip(rows, nodes, strict=True):
+            super()._read([row], str(pair), [pair], draw, block)
 
 
-def _pair_source(noise: PairwiseNoise, here: Ends, source: Source, exchange: KeyExchange | None) -> Source:
+def _clock_offset() -> float:
+    """Return by how much the clock on the wall is ahead of the one that counts from when the machine was started.
+
+    A machine put back to a snapshot has its old count and, once it is told, the new time.
+    """
+    counted = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+    return time.time() - counted
+
+
+def _pair_source(noise: PairwiseNoise, here: Ends, source: Source, exchange: KeyExchange | None) -> Normals:
     """Return where the numbers of pairs come from."""
     if isinstance(source, Keyed):
         return source.derived("pairs")
@@ -246,68 +236,44 @@ def derived(secret: bytes, salt: bytes, info: bytes) -> bytes:
     return HKDF(SHA256(), 32, salt=salt, info=info).derive(secret)
 
 
-class _Centred:
-    """v_i − v̄ of all nodes at one step, written to v: every thread that wants some of it helps to draw it.
-
-    Guarantee: that of the source of v; `left` are the nodes whose numbers were not handed out.
-    """
-
-    def __init__(self, source: Source, v: Tensor, nodes: range, step: int, attempt: int) -> None:
-        self.at, self.offset, self.left = (step, attempt), clock_offset(), set(nodes)
-        self._source, self._v, (n, d), here = source, v, v.shape, device_of(v)
-        rows = range(0, n, here.rows_at_once(v, _CACHED))
-        self._drawn = Helped(self._draw, [slice(top, top + rows.step) for top in rows])
-        few = max(2, _CACHED // n) if here.in_host_memory else d
-        ends = [*range(0, max(1, d - 1), few), d]  # NumPy adds up a single column in another order
-        self._even = Helped(self._centre, [slice(*both) for both in itertools.pairwise(ends)])
-
-    def numbers(self) -> Tensor:
-        """Return them, [n, d], as soon as all are there."""
-        self._drawn.done()
-        self._even.done()
-        return self._v
-
-    def _draw(self, rows: slice) -> None:
-        n = len(self._v)
-        self._source.fill_normal(self._v[rows], range(n * n, n * n + n)[rows], *self.at)
-
-    def _centre(self, columns: slice) -> None:
-        v = self._v[:, columns]
-        v.sub_(_summed(v).div_(len(v)))
-
-
-class _Sum:
-    """What the nodes here share with others, as `PrefetchedNoise` draws it: the sums over their pairs."""
-
-    def __init__(self, noise: PairwiseNoise, here: Ends, pairs: Source) -> None:
-        self.here, self.pairs = here, pairs
-        self._pair = noise.covariance.pair_sigma
-        self._now: _Centred | None = None
-        self._room: Tensor | None = None  # for its numbers, kept from step to step
-        self._asking = threading.Lock()
+class _OfNodes(NodeNoise):
+    def __init__(
+        self, noise: PairwiseNoise, here: Ends, mechanisms: Sequence[Mechanism], source: Source, pairs: Normals
+    ) -> None:
+        _refuse_uncounted(noise, here.nodes, mechanisms)
+        self.here, self.pairs, self._own = here, pairs, source
+        self._sigma, self._pair = noise.covariance.own_sigma, noise.covariance.pair_sigma
+        self._step, self._left = -1, set[int]()  # the step whose shared noise is drawn, and whose rows are not used yet
+        self._shared = torch.empty(0)
 
     @property
-    def secret(self) -> bool:
-        """Whether nobody else can draw the same."""
-        return self.pairs.secret
+    def kernel_source(self) -> None:
+        """None: a kernel draws a node's own noise alone."""
+        return None
 
-    def fill_normal(self, out: Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
-        """Fill row r of `out` with what node `nodes[r]` shares: of all that are here, or drawn together of some."""
-        if self.together(out.shape[1]):
-            torch.mul(*self._factors(out, nodes, step, attempt), out=out)
-        elif list(nodes) == list(self.here.nodes):
-            self._fill_pairs(out, step, attempt)
-        else:
-            raise Refused(f"pairwise noise of nodes {list(nodes)} alone", "all nodes of a process make a step together")
+    def begin(self, step: int, like: Tensor) -> None:
+        """Draw what the nodes here share at a step."""
+        dtype = torch.float64 if self._own.secret else like.dtype
+        self._shared = torch.empty(len(self.here.nodes), like.shape[1], dtype=dtype, device=like.device)
+        self._fill_shared(self._shared, step)
+        self._step, self._left = step, set(self.here.nodes)
 
-    def add_(self, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
-        """Add the same to g, in place."""
-        if self.together(g.shape[1]):
-            g.addcmul_(*self._factors(g, nodes, step, attempt))
+    def add_(self, g: Tensor, nodes: Sequence[int], step: int) -> None:
+        """Add own noise and that of all pairs to each node's row of g, in place."""
+        if self._step != step or not self._left.issuperset(nodes):
+            if list(nodes) != list(self.here.nodes):
+                raise Refused(f"pairwise noise of nodes {list(nodes)} alone", "draw what all nodes here share first")
+            self.begin(step, g)
+        self._left.difference_update(nodes)
+        first, sigma = nodes[0] - self.here.nodes.start, [self._sigma[i] for i in nodes]
+        noised = self._shared[first : first + len(nodes)]  # used once: the sum is written over it
+        if self._own.secret:
+            add_noise_(noised.add_(g), self._own, nodes, step, sigma=sigma)
         else:
-            out = torch.empty_like(g)
-            self.fill_normal(out, nodes, step, attempt)
-            g.add_(out)
+            own = torch.empty_like(g)
+            self._own.fill_normal(own, nodes, step)
+            noised.addcmul_(own, _column(sigma, own)).add_(g)
+        g.copy_(noised)
 
     def together(self, columns: int) -> bool:
         """Tell whether all pairs' sums are drawn at once: where no end is another's secret, and pairs take long.
@@ -319,59 +285,24 @@ class _Sum:
         may = len(graph.pairs) > graph.nodes and not isinstance(self.pairs, PairStreams)
         return may and len(graph.pairs) * columns > _LONG
 
-    def _fill_pairs(self, out: Tensor, step: int, attempt: int) -> None:
+    def _fill_shared(self, out: Tensor, step: int) -> None:
+        """Fill row r of `out` with what the r-th node here shares: the sum over its pairs."""
+        if self.together(out.shape[1]):
+            self._fill_sums(out, step)
+            return
         out.zero_()
-        rows = max(1, _DRAWN // out.shape[1])
-        room = out.new_empty(max(rows, self.here.graph.nodes), out.shape[1])
-        for groups in self._batches(rows):
-            pairs = [pair for group in groups for pair in group]
-            u = room[: len(pairs)]
-            self.pairs.fill_normal(u, [self.here.number(pair) for pair in pairs], step, attempt)
-            for group in groups:
-                self._share(out, group, u[: len(group)])
-                u = u[len(group) :]
+        for group in self.here.by_first:  # a node's own sum is added up in one go, whoever else is here
+            u = out.new_empty(len(group), out.shape[1])
+            self.pairs.fill_normal(u, [self.here.number(pair) for pair in group], step)
+            self._share(out, group, u)
 
-    def _batches(self, rows: int) -> Iterator[list[list[Pair]]]:
-        """Put groups together that are drawn at a time: one at least, and no more than so many pairs."""
-        batch: list[list[Pair]] = []
-        for group in self.here.by_first:
-            if batch and sum(map(len, batch)) + len(group) > rows:
-                yield batch
-                batch = []
-            batch.append(group)
-        if batch:
-            yield batch
-
-    def _factors(self, like: Tensor, nodes: Sequence[int], step: int, attempt: int) -> tuple[Tensor, Tensor]:
-        """Return v_i − v̄ and s √n: their product is as Gaussian as the sums of all pairs, with the same covariance.
-
-        That is s² (n I − 11ᵀ).
-        """
-        n = self.here.graph.nodes
-        v = self._centred(like, nodes, step, attempt).numbers()
-        return v[nodes[0] : nodes[-1] + 1], _column([math.sqrt(n) * self._pair[i] for i in nodes], like)
-
-    def _centred(self, like: Tensor, nodes: Sequence[int], step: int, attempt: int) -> _Centred:
-        """Return the step's numbers, of which these nodes' are now handed out; else the source is asked again."""
-        with self._asking:
-            now = self._now
-            if now is not None and self.secret and clocks_parted(now.offset):
-                self.undraw("noise", nodes, *now.at)
-                now = self._room = None  # others may still write there
-            if now is None or now.at != (step, attempt) or not now.left.issuperset(nodes):
-                if self._room is None or (self._room[0].shape, self._room.dtype) != (like[0].shape, like.dtype):
-                    self._room = like.new_empty(self.here.graph.nodes, like.shape[1])
-                now = _Centred(self.pairs, self._room, self.here.nodes, step, attempt)
-            now.left.difference_update(nodes)
-            self._now = now if now.left else None
-            return now
-
-    def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
-        """Let a step's noise that nobody used be drawn anew, where it can be."""
-        del nodes
-        n = self.here.graph.nodes
-        numbers = [self.here.number(pair) for pair in self.here.pairs] + [n * n + i for i in range(n)]
-        self.pairs.undraw(purpose, numbers, step, attempt)
+    def _fill_sums(self, out: Tensor, step: int) -> None:
+        """Fill with s √n (v_i − v̄): as Gaussian as the sums of all pairs, with the same covariance s² (n I − 11ᵀ)."""
+        n, here = self.here.graph.nodes, self.here.nodes
+        v = out.new_empty(n, out.shape[1])
+        self.pairs.fill_normal(v, range(n * n, n * n + n), step)
+        v.sub_(_summed(v).div_(n))
+        torch.mul(v[here.start : here.stop], _column([math.sqrt(n) * self._pair[i] for i in here], out), out=out)
 
     def _share(self, out: Tensor, group: Sequence[Pair], u: Tensor) -> None:
         """Add the numbers of pairs to the node they begin with, all together, and take them from each other end."""
@@ -393,81 +324,6 @@ def _column(values: Sequence[float], like: Tensor) -> Tensor:
 def _summed(u: Tensor) -> Tensor:
     """Return the sum of the rows, added one after the other: the same however many threads there are."""
     return torch.from_numpy(np.add.reduce(u.numpy(), axis=0)) if device_of(u).in_host_memory else u.sum(0)
-
-
-class _Ahead(PrefetchedNoise):
-    """What pairs share and, where that is drawn ahead, own noise too."""
-
-    def __init__(self, shared: _Sum, own: PrefetchedNoise) -> None:
-        super().__init__(shared, own.nodes)
-        self._shared, self._own = shared, own
-
-    def prepare(self, like: Tensor, step: int, attempt: int) -> None:
-        """Draw both."""
-        super().prepare(like, step, attempt)
-        self._own.prepare(like, step, attempt)
-
-    def add_(self, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
-        """Add what pairs share to g, in place."""
-        rows = self._ready(nodes, step, attempt)
-        if rows is None:
-            self._shared.add_(g, nodes, step, attempt)
-        else:
-            g.add_(self._normals[slice(*rows)])
-
-
-class _OfNodes(NodeNoise):
-    def __init__(
-        self, noise: PairwiseNoise, here: Ends, mechanisms: Sequence[Mechanism], source: Source, pairs: Source
-    ) -> None:
-        _refuse_uncounted(noise, here.nodes, mechanisms)
-        self._sigma = noise.covariance.own_sigma
-        self._sum, self._own = _Sum(noise, here, pairs), PrefetchedNoise(source, here.nodes)
-        self._ahead = _Ahead(self._sum, self._own)
-
-    @property
-    def zero(self) -> bool:
-        """False: there is always some."""
-        return False
-
-    @property
-    def kernel_source(self) -> Keyed | Secure | None:
-        """None: a kernel draws a node's own noise alone."""
-        return None
-
-    def in_parts(self, columns: int) -> bool:
-        """Whether sums over pairs are drawn for all nodes at once, by whoever wants some."""
-        return self._sum.together(columns)
-
-    def add_(self, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
-        """Add own noise and that of all pairs to each node's row of g, in place."""
-        sigma = [self._sigma[i] for i in nodes]
-        if self._own.secret:
-            noised = g.to(torch.float64)  # g itself, where it is that
-            self._ahead.add_(noised, nodes, step, attempt)
-            add_noise_(noised, self._own, nodes, step, sigma=sigma, attempt=attempt)
-        else:
-            noised, own = torch.empty_like(g), torch.empty_like(g)
-            self._ahead.fill_normal(noised, nodes, step, attempt)
-            self._own.fill_normal(own, nodes, step, attempt)
-            noised.addcmul_(own, _column(sigma, own)).add_(g)
-        g.copy_(noised)
-
-    def step_(self, x: Tensor, g: Tensor, nodes: Sequence[int], step: int, attempt: int, step_size: float) -> bool:
-        """Take γ (g + noise) from x where one pass does it, but for what pairs share: that is added to g first."""
-        sigma = [self._sigma[i] for i in nodes]
-        if not goes_at_once(self._own, g, sigma):
-            return False
-        self._ahead.add_(g, nodes, step, attempt)
-        return step_(x, g, self._own, nodes, step, sigma=sigma, attempt=attempt, step_size=step_size)
-
-    def prepare(self, like: Tensor, step: int, attempt: int) -> None:
-        """Draw the noise of a step now."""
-        self._ahead.prepare(like, step, attempt)
-
-    def begin(self, like: Tensor, step: int, attempt: int) -> None:
-        """Let a second thread draw it."""
-        self._ahead.begin(like, step, attempt)
 
 
 def _refuse_uncounted(noise: PairwiseNoise, nodes: range, mechanisms: Sequence[Mechanism]) -> None:

@@ -71,7 +71,7 @@ class ADP2SGD(Algorithm):
         x, random = s.x, self.block.random
         for _, i, j, number in random.events(k):
             g = self._gradient(i)
-            random.noise(number, g, slice(i, i + 1))  # g̃ = g + N(0, σ_i² I)
+            random.noise(number, g, i)  # g̃ = g + N(0, σ_i² I)
             yield Meet(i, j, x)  # x_i, x_j ← (x_i + x_j) / 2
             x[i].sub_(g[0], alpha=self.block.step_size(k))  # x_i ← x_i − γ g̃
             yield Release(x[i], i, number)

@@ -6,6 +6,7 @@ it was interrupted. A run that diverged is finished too: it says so in its folde
 
 from __future__ import annotations
 
+import contextlib
 import math
 import multiprocessing
 import os
@@ -32,7 +33,7 @@ from privsgp.runs import problem as problems
 from privsgp.runs import train as training
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from multiprocessing.sharedctypes import Synchronized
     from pathlib import Path
 
@@ -93,6 +94,19 @@ def run_all(
     if stopping.asked:
         raise KeyboardInterrupt
     return [_read(*task) for task in tasks]
+
+
+@contextlib.contextmanager
+def alone_in(place: Path) -> Iterator[None]:
+    """Hold the folder of many runs: a second command there is refused. A refused command leaves no new folder."""
+    new = not place.exists()
+    with Folder(place).locked() as folder:
+        try:
+            yield
+        except Refused:
+            if new and list(place.iterdir()) == [folder.lock]:
+                shutil.rmtree(place)
+            raise
 
 
 def _begin(steps: Synchronized[int]) -> None:

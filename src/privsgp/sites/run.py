@@ -383,7 +383,7 @@ def _take_up_links(folder: Folder, transport: SitesTransport) -> None:
     if folder.checkpoint.exists():
         sync_names(folder.checkpoint.parent)  # a process that was killed may have named it, and no more
         step = checkpoint.verified(folder.checkpoint, transport.agreement.run).step
-        checkpoint.load_arrays(folder.checkpoint, {f"links.{k}": v for k, v in transport.arrays().items()})
+        checkpoint.load_arrays(folder.checkpoint, {f"links.{k}": [v] for k, v in transport.arrays().items()})
         transport.restored(step)
 
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from privsgp.algorithms import Event
     from privsgp.engine.budget_guard import BudgetGuard
     from privsgp.engine.folder import Folder
-    from privsgp.engine.node_randomness import NodeRandomness
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.stops import Stopping
     from privsgp.engine.trainer import Watcher
@@ -49,10 +48,8 @@ class SiteDriver(RunDriver):
 
     transport: SitesTransport
 
-    def __init__(
-        self, transport: SitesTransport, guard: BudgetGuard, randomness: NodeRandomness, commit: Commit, sent: int = 0
-    ) -> None:
-        super().__init__(transport, guard, randomness, sent)
+    def __init__(self, transport: SitesTransport, guard: BudgetGuard, commit: Commit, sent: int = 0) -> None:
+        super().__init__(transport, guard, sent)
         self.transport, self.commit = transport, commit
         self._released: Tensor | None = None
 
@@ -80,8 +77,6 @@ class SiteDriver(RunDriver):
             self.guard.record(k, x)
             self.guard.heads()  # before it is sent: a folder put back by one step is older than what is known
         self.transport.post(messages)
-        if paid:
-            self.randomness.meanwhile(k)
         return self.transport.arrive(k, x, w)
 
 
@@ -110,7 +105,7 @@ class SiteTrainer(Trainer):
         return None if self._pairs is None else self._pairs.streams
 
     def _driver(self, sent: int = 0) -> SiteDriver:
-        return SiteDriver(self._network, self.budget_guard, self.randomness, self._commit, sent)
+        return SiteDriver(self._network, self.budget_guard, self._commit, sent)
 
     def _begin(self) -> tuple[int, float]:
         """Take up the last commit; its step counts as done, once `_recover` has finished it."""
@@ -135,13 +130,13 @@ class SiteTrainer(Trainer):
             self._pairs.used(progress.step)
         return min(self._round, self.spec.steps), progress.seconds
 
-    def _memory(self) -> dict[str, Tensor]:
+    def _memory(self) -> dict[str, list[Tensor]]:
         """Return what a commit must hold: of a table where its journal is, and its mean."""
         memory = super()._memory()
         if self._journal is None:
             return memory
         rows = self._table_rows()
-        place = {f"journal.{name}": value for name, value in self._journal.place().items()}
+        place = {f"journal.{name}": [value] for name, value in self._journal.place().items()}
         return {name: value for name, value in memory.items() if name not in rows} | place
 
     def _table_rows(self) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from privsgp.sites.protocol.frames import Frame, Header, Step, body_of, step_bod
 from privsgp.sites.protocol.mailbox import wait_for
 from privsgp.sites.protocol.outliers import Arrival, Outliers
 from privsgp.transport.link import gathered, grown
-from privsgp.transport.protocol import Transport, nothing
+from privsgp.transport.protocol import Transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -70,7 +70,7 @@ class SitesTransport(Transport):
         self.stop, self.changed = stop, members.changed
         self.device = torch.device("cpu")
 
-    def mix(self, k: int, x: Tensor, w: Tensor, meanwhile: Callable[[], None] = nothing) -> tuple[Tensor, Tensor]:
+    def mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Refuse: between `prepare` and `post` a site commits, which its driver does (`SiteDriver`)."""
         raise NotImplementedError
 

@@ -15,12 +15,10 @@ import torch
 from torch import Tensor
 
 from privsgp.devices import device_of
-from privsgp.threads import one_thread_each
-from privsgp.transport.protocol import Transport, nothing
+from privsgp.threads import in_threads
+from privsgp.transport.protocol import Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from privsgp.graph import Graph
@@ -52,9 +50,8 @@ class InProcess(Transport):
         self.message_bytes = like.shape[-1] * like.element_size() + torch.float64.itemsize
         self._rounds: dict[int, list[Round]] = {}
 
-    def mix(self, k: int, x: Tensor, w: Tensor, meanwhile: Callable[[], None] = nothing) -> tuple[Tensor, Tensor]:
+    def mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Return (P^k x, P^k w)."""
-        del meanwhile
         return combined(self._at(k), x, w)
 
     def messages(self, k: int) -> int:
@@ -93,7 +90,7 @@ def combined(all_rounds: list[Round], x: Tensor, w: Tensor) -> tuple[Tensor, Ten
     tall = min(targets, device_of(x).rows_at_once(x, _PIECE))
     for group in ([p for p in all_rounds if p.everyone], *([p] for p in all_rounds if not p.everyone)):
         add = partial(_add, mixed, x, group, all_rounds[0])
-        one_thread_each(add, [slice(top, top + tall) for top in range(0, len(group[0].target), tall)])
+        in_threads(add, [slice(top, top + tall) for top in range(0, len(group[0].target), tall)])
     return mixed, weights
 
 

@@ -24,10 +24,10 @@ from torch import Tensor
 from privsgp.errors import Refused
 from privsgp.graph.assumptions import HORIZON, union
 from privsgp.transport.link import Incoming, Outgoing
-from privsgp.transport.protocol import Transport, nothing
+from privsgp.transport.protocol import Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -70,9 +70,8 @@ class LossyNetwork(Transport):
         self.incoming.newest.fill_(-1)
         self.held = _joined(x, w)
 
-    def mix(self, k: int, x: Tensor, w: Tensor, meanwhile: Callable[[], None] = nothing) -> tuple[Tensor, Tensor]:
+    def mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Return what the nodes hold after step k: x in its own precision, w in float64."""
-        del meanwhile
         down, left = self.faults.down(k), self.faults.left(k)
         rows = _joined(x, w)
         rows[down] = self.held[down]

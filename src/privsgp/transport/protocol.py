@@ -9,13 +9,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
-
-
-def nothing() -> None:
-    """Do nothing while messages travel."""
 
 
 class Transport(Protocol):
@@ -30,12 +24,10 @@ class Transport(Protocol):
     message_bytes: int  # of one message from one node to another: its numbers and its weight
 
     @abstractmethod
-    def mix(self, k: int, x: Tensor, w: Tensor, meanwhile: Callable[[], None] = nothing) -> tuple[Tensor, Tensor]:
+    def mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Return this process's rows of (P^k x, P^k w), or of what arrived of them (Algorithm 1, lines 10 to 13).
 
         The caller owns what it gets: a kind neither writes to it later nor keeps it.
-
-        A kind that has to wait for messages does `meanwhile` in that time; others ignore it.
 
         Assumes: what is in x is noted in the ledgers, unless the kind is `local`.
         """

@@ -24,11 +24,11 @@ from torch.distributed.distributed_c10d import PrefixStore
 from privsgp.devices import device_of
 from privsgp.transport.checks import refuse_wild, wild
 from privsgp.transport.in_process import Round, combined, rounds
-from privsgp.transport.protocol import Transport, nothing
+from privsgp.transport.protocol import Transport
 from privsgp.transport.rendezvous import PeerLost, World, blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from privsgp.graph import Edges, Graph
 
@@ -60,14 +60,13 @@ class TorchDistributed(Transport):
         self._sending: list[tuple[int, dist.Work, Tensor]] = []
         _connect(world, self.device)
 
-    def mix(self, k: int, x: Tensor, w: Tensor, meanwhile: Callable[[], None] = nothing) -> tuple[Tensor, Tensor]:
+    def mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Return this block's rows of (P^k x, P^k w)."""
         self.world.reached(k)
         plan, rank = self._at(k), self.world.rank
         self._refuse_wild(rank, self.blocks[rank], x)
         self.settle()
         arriving = self._post(plan, x, w)
-        meanwhile()
         parts = []
         for source, nodes in plan.nodes.items():
             if source == rank:

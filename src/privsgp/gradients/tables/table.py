@@ -8,8 +8,7 @@ table belongs to no sample: padding slots of a Poisson batch point there, and it
 
 from __future__ import annotations
 
-import copy
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -45,12 +44,6 @@ class Part:
             name: torch.zeros((f.shape[0], rows, *f.shape[2:]), dtype=_kept(f, dtype), device=device)
             for name, f in piece.factors().items()
         }
-
-    def of_nodes(self, nodes: slice) -> Self:
-        """Return the same of some of the nodes."""
-        some = copy.copy(self)
-        some.arrays = {name: a[nodes] for name, a in self.arrays.items()}
-        return some
 
     def like(self, piece: Piece) -> Piece:
         """Return a piece in the form that is stored here."""
@@ -89,12 +82,6 @@ class Table:
         self.mean = mean
         self.clip = clip
         self.difference_clip = difference_clip
-
-    def of_nodes(self, nodes: slice) -> Self:
-        """Return the tables of some of the nodes, in the same memory."""
-        some = copy.copy(self)
-        some.parts, some.mean = [part.of_nodes(nodes) for part in self.parts], self.mean[nodes]
-        return some
 
     def prepared(self, g: PerSample) -> PerSample:
         """Multiply out what is kept plain: positions may cancel, and then that rounds by more than a clip allows."""
@@ -188,12 +175,6 @@ class RoundedTable(Table):
     def __init__(self, parts: Sequence[Part], mean: Tensor, clip: float, scale: Tensor) -> None:
         super().__init__(parts, mean, clip)
         self.scale = scale
-
-    def of_nodes(self, nodes: slice) -> Self:
-        """Return the tables of some of the nodes, in the same memory."""
-        some = super().of_nodes(nodes)
-        some.scale = self.scale[nodes]
-        return some
 
     def prepared(self, g: PerSample) -> PerSample:
         """Round the gradients to what can be kept of them."""

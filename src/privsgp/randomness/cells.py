@@ -1,0 +1,89 @@
+"""Secret noise on a CPU: the cell of g + σ N on a public grid, computed in float32, and in float64 where that matters.
+
+A message shows the cell of (g + σ N)/s. N is made of 128 bits a pair in float64 (`box_muller`; docs/privacy.md, "The
+sampler"). The upper 32 bits of each word give N within `_ERROR` in float32, whatever the lower bits are. A sum that
+lies farther than that from the edges of its cell has its cell. For the few others the lower bits are drawn, and N is
+computed from all bits in float64. So every cell is the one that all bits in float64 give: the law is the same, to the
+last bit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from privsgp.randomness.box_muller import box_muller
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    Words = npt.NDArray[np.int32]  # [m, 2h]: the upper halves of the words of h pairs in each row
+    Lower = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.uint32]]  # pairs of each row, [m], to their lower halves
+
+_ERROR = 2.0**-16  # of a normal in float32, for radii between these; docs/privacy.md, "The sampler, roughly"
+_RADII = 2.0**-6, 4.07
+_ROUNDED = 2.0**-21  # of a sum, as a share of what its terms add up to
+_LARGEST = 2.0**14  # cells from 0 up to which float32 is worth it
+_GRIDS = 2.0**-60, 2.0**60  # on which float32 has room for all that matters
+
+
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # a sum that is not finite is not sure
+def to_cells_(
+    g: npt.NDArray[np.float64], words: Words, lower: Lower, sigma: npt.NDArray[Any], grid: npt.NDArray[Any]
+) -> None:
+    """Replace g [m, d] by the multiples of the grid [m, 1] that are next to g + σ N, with σ [m, 1] above 0.
+
+    Guarantee: as if N were `exact_normals` everywhere and all were computed in float64.
+    """
+    scale, here, y = sigma / grid, g.astype(np.float32), float32_normals(words, g.shape[1])
+    largest = np.maximum(here.max(1, keepdims=True), -here.min(1, keepdims=True)) / grid + _RADII[1] * scale
+    fits = (largest <= _LARGEST) & (grid >= _GRIDS[0]) & (grid <= _GRIDS[1])
+    most = np.where(fits, 0.5 - _ERROR * scale - _ROUNDED * largest, -1.0).astype(np.float32)
+    here *= (1 / grid).astype(np.float32)
+    y *= scale.astype(np.float32)
+    y += here
+    cells = np.rint(y, out=here)
+    y -= cells
+    row, column = np.divmod(np.flatnonzero(~(np.abs(y, out=y) <= most)), g.shape[1])
+    noised = exact_normals(words, row, column, lower) * sigma[row, 0] + g[row, column]
+    cells += np.float32(0)  # −0 would show more than its cell
+    np.multiply(cells, grid, out=g)
+    g[row, column] = np.rint(noised / grid[row, 0]) * grid[row, 0] + 0.0
+
+
+def float32_normals(words: Words, columns: int) -> npt.NDArray[np.float32]:
+    """Return √(−2 ln u) (cos θ, sin θ) of pairs in float32, NaN where that is not enough."""
+    half, unit = words.shape[1] // 2, np.float32(2.0**-31)
+    normals = np.empty((len(words), columns), np.float32)
+    radius = np.abs(words[:, :half].astype(np.float32))
+    radius *= unit
+    radius += unit / 2
+    np.log(radius, out=radius)
+    radius *= np.float32(-2)
+    np.sqrt(radius, out=radius)
+    radius.reshape(-1)[np.flatnonzero(~((radius > _RADII[0]) & (radius < _RADII[1])))] = np.nan
+    angle = words[:, half:].astype(np.float32)
+    angle *= np.float32(np.pi * 2.0**-31)
+    np.multiply(radius, np.cos(angle), out=normals[:, :half])
+    rest = columns - half  # the last pair of a row may need but one of its two
+    np.multiply(radius[:, :rest], np.sin(angle, out=angle)[:, :rest], out=normals[:, half:])
+    return normals
+
+
+def exact_normals(
+    words: Words, row: npt.NDArray[np.int64], column: npt.NDArray[np.int64], lower: Lower
+) -> npt.NDArray[np.float64]:
+    """Return some of the normals in float64, from all their bits; `lower` is asked once, for all of them."""
+    half = words.shape[1] // 2
+    pairs, place = np.unique(row * half + column % half, return_inverse=True)
+    top, left = np.divmod(pairs, half)
+    low = lower(np.bincount(top, minlength=len(words))).reshape(-1, 2).T
+    upper = words[top, left], words[top, left + half]
+    both = np.concatenate([(u.astype(np.int64) << 32) | v for u, v in zip(upper, low, strict=True)])
+    out, room = np.empty((1, 2 * len(pairs))), np.empty((3, 1, len(pairs)))
+    box_muller(out, both[None], *room, deep=True)
+    found: npt.NDArray[np.float64] = out[0][place + np.where(column < half, 0, len(pairs))]
+    return found
