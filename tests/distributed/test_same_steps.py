@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import cluster
 import numpy as np
-import pytest
 from sklearn.datasets import load_digits
 
 import runs
@@ -13,15 +12,11 @@ ALL = runs.changes(
     algorithm__momentum=0.7, algorithm__average="tail", algorithm__final_mixing=2, algorithm__weights="noise",
     algorithm__steps=8,
 )  # fmt: skip
-OTHERS = runs.changes(
-    algorithm__unit_steps=True, algorithm__average="exponential", algorithm__weights="samples", algorithm__steps=8
-)
 FEATURES = runs.changes(features__name="scattering", features__scales=1, features__angles=2)
 
 
-@pytest.mark.parametrize("options", [ALL, OTHERS], ids=["all", "others"])
-def test_steps_and_averages(tmp_path, options):
-    _same(tmp_path, runs.small(tmp_path, cluster.IRREGULAR), options)
+def test_steps_and_averages(tmp_path):
+    _same(tmp_path, runs.small(tmp_path, cluster.IRREGULAR), ALL)
 
 
 def test_features(tmp_path, monkeypatch):

@@ -129,7 +129,8 @@ def test_a_key_that_is_gone_is_refused_with_what_to_do(key):
         ("algorithm", "weights", [1.0, 0.0, 1.0], "greater than 0"),
         ("algorithm", "weights", [1.0, 1.0], "one per node"),
         ("algorithm", "average_share", 0.5, "take 'tail'"),
-        ("algorithm", "average_decay", 0.9, "take 'exponential'"),
+        ("algorithm", "average_decay", 0.9, "averages the last"),
+        ("algorithm", "unit_steps", True, "leave it out"),
         ("algorithm", "final_mixing", -1, "0"),
         ("features", "name", "scatering", "did you mean 'scattering'?"),
         ("features", "scales", 2, "take 'scattering'"),
@@ -209,7 +210,7 @@ def test_features_and_steps_are_part_of_what_sites_agree_on():
         {"features": {"name": "scattering", "scales": 1}},
         {"algorithm": {"momentum": 0.5}},
         {"algorithm": {"average": "tail", "average_share": 0.2}},
-        {"algorithm": {"weights": "samples", "final_mixing": 3, "unit_steps": True}},
+        {"algorithm": {"weights": "samples", "final_mixing": 3}},
     ):
         other = parse(MINIMAL | values)
         assert other.shared_hash() != plain.shared_hash()

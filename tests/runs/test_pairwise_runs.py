@@ -59,7 +59,6 @@ def test_methods_that_move_and_mix_linearly_may_share_noise(algorithm):
         ("dp-sgd", {}, {}, "mixes linearly"),
         ("local", {}, {}, "mixes linearly"),
         ("sgp", {}, {}, "mixes linearly"),
-        ("privsgp", {}, {"unit_steps": True}, "would not cancel"),
         ("privsgp", {"sigma": 0.0}, {}, "noise above 0"),
         ("privsgp", {"honest": 1}, {}, "independent"),
         ("privsgp", {"honest": 9}, {}, "take 2 to 8"),

@@ -304,9 +304,7 @@ class AlgorithmSection(UpdateOptions, FinalModelOptions):
 
     @model_validator(mode="after")
     def _algorithm_can_do_so(self) -> Self:
-        given = [
-            key for key in ("weights", "momentum", "unit_steps") if getattr(self, key) not in ("equal", 0.0, False)
-        ]
+        given = [key for key in ("weights", "momentum") if getattr(self, key) not in ("equal", 0.0)]
         if given and ALGORITHMS[self.name].step is not PushSum.step:
             raise Refused(
                 f"algorithm.{given[0]} = {getattr(self, given[0])} with algorithm.name = {self.name!r}",
@@ -497,10 +495,6 @@ class Config(Options):
                 f"{asked} with algorithm.name = {a.name!r}",
                 f"{others}, or a method that moves every node by its noised gradient and mixes linearly (privsgp, "
                 "privsgp-vr, privsgp-sag, dp2-sgd): only there does shared noise cancel",
-            )
-        if a.unit_steps:
-            return Refused(
-                f"{asked} with algorithm.unit_steps = true", f"{others}: steps of one length would not cancel"
             )
         if p.nominal:
             return Refused(f"{asked} with privacy.accountant = {p.accountant!r}", "take 'certified'")
@@ -748,7 +742,7 @@ def _drop_gone(values: dict[str, Any]) -> dict[str, Any]:
     if isinstance(clip := sections.get("privacy", {}).get("clip"), dict):  # release 1.0.0rc1 could change it
         gone["privacy.clip"] = clip
         values["privacy"]["clip"] = clip.get("start")
-    for key, value in (("table", "block"), ("compressor", "quantisation")):
+    for key, value in (("table", "block"), ("compressor", "quantisation"), ("average", "exponential")):
         if sections.get("algorithm", {}).get(key) == value:
             gone[f"algorithm.{key}"] = values["algorithm"].pop(key)
     if sections.get("features", {}).get("name") in ("random-conv", "efficientnet-lite1", "efficientnet-lite2"):
@@ -873,6 +867,8 @@ _GONE = {
     "algorithm.block": "leave it out: each sample has its own entry; 'privsgp' keeps no table",
     "plan.may_spend": "leave it out: a plan never looks at the nodes' own data",
     "plan.evaluations": "leave it out: give algorithm.batch and algorithm.steps, whose product a node evaluates",
+    "algorithm.unit_steps": "leave it out: a step is as long as its noised direction",
+    "algorithm.average_decay": "leave it out: algorithm.average = 'tail' averages the last algorithm.average_share",
     "algorithm.table_place": "leave it out: privsgp puts a table on the device, or in memory if the device has no room",
 }
 # The values that those of release 1.0.0rc1 had without an effect: its run folders hold them.
@@ -884,6 +880,8 @@ _UNUSED = {
     "algorithm.levels": None,
     "features.views": None,
     "algorithm.table_place": "auto",
+    "algorithm.unit_steps": False,
+    "algorithm.average_decay": None,
     "plan.may_spend": False,
     "plan.evaluations": None,
 }
