@@ -35,6 +35,10 @@ class KeyedDropout(nn.Module):
         self.p, self.number, self.channels = p, number, channels
         self.keys: Tensor | None = None
 
+    def use(self, keys: Tensor | None) -> None:
+        """Take the keys of the samples that come next."""
+        self.keys = keys
+
     def forward(self, x: Tensor) -> Tensor:
         """Keep each unit with probability 1 − p, and make up for it."""
         if self.keys is None:
@@ -87,12 +91,12 @@ def keys_of(model: nn.Module, keys: Tensor | None) -> Iterator[None]:
     """Give every dropout of a model the keys of the samples that it is shown meanwhile."""
     layers = [layer for layer in model.modules() if isinstance(layer, KeyedDropout)] if keys is not None else []
     for layer in layers:
-        layer.keys = keys
+        layer.use(keys)
     try:
         yield
     finally:
         for layer in layers:
-            layer.keys = None
+            layer.use(None)
 
 
 def uniforms(keys: Tensor, number: int, count: int) -> Tensor:

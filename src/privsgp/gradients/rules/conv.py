@@ -24,8 +24,8 @@ class StackedConv2d(StackedLayer):
     Assumes: the long batch has samples first.
     """
 
-    def __init__(self, name: str, layer: nn.Conv2d) -> None:
-        super().__init__(name, layer)
+    def __init__(self, name: str, layer: nn.Conv2d, *, samples_first: bool) -> None:
+        super().__init__(name, layer, samples_first=samples_first)
         self.window = window(layer)
 
     @staticmethod

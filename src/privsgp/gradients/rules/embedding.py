@@ -89,8 +89,8 @@ def add_rows(out: Tensor, index: Tensor, value: Tensor) -> None:
 class StackedEmbedding(StackedLayer):
     """An embedding of m models: one of m times the rows."""
 
-    def __init__(self, name: str, layer: nn.Embedding) -> None:
-        super().__init__(name, layer)
+    def __init__(self, name: str, layer: nn.Embedding, *, samples_first: bool) -> None:
+        super().__init__(name, layer, samples_first=samples_first)
         self.rows, self.padding = layer.num_embeddings, layer.padding_idx
 
     @staticmethod

@@ -35,7 +35,7 @@ class StackedLayer(nn.Module, ABC):
 
     positional: ClassVar[bool] = True  # the safe side
 
-    def __init__(self, name: str, layer: nn.Module) -> None:
+    def __init__(self, name: str, layer: nn.Module, *, samples_first: bool) -> None:
         super().__init__()
         self.name = name
         self.trained = [p for p, value in layer.named_parameters() if value.requires_grad]
@@ -43,7 +43,7 @@ class StackedLayer(nn.Module, ABC):
         self.stacked: dict[str, Tensor] = {}  # [m, *shape] by parameter, set before each pass
         self.calls: list[Call] = []
         self.models = 0
-        self.samples_first = False
+        self.samples_first = samples_first
 
     @staticmethod
     def suits(layer: nn.Module) -> bool:  # noqa: ARG004 - what a kind of layer can be asked

@@ -51,8 +51,8 @@ class _StackedNorm(StackedLayer):
 class StackedGroupNorm(_StackedNorm):
     """GroupNorm of m models."""
 
-    def __init__(self, name: str, layer: nn.GroupNorm) -> None:
-        super().__init__(name, layer)
+    def __init__(self, name: str, layer: nn.GroupNorm, *, samples_first: bool) -> None:
+        super().__init__(name, layer, samples_first=samples_first)
         self.groups, self.eps = layer.num_groups, layer.eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -110,8 +110,8 @@ class _AtOnce(torch.autograd.Function):
 class StackedLayerNorm(_StackedNorm):
     """LayerNorm of m models."""
 
-    def __init__(self, name: str, layer: nn.LayerNorm) -> None:
-        super().__init__(name, layer)
+    def __init__(self, name: str, layer: nn.LayerNorm, *, samples_first: bool) -> None:
+        super().__init__(name, layer, samples_first=samples_first)
         self.shape, self.eps = tuple(layer.normalized_shape), layer.eps
 
     def forward(self, x: Tensor) -> Tensor:

@@ -43,14 +43,13 @@ class Ruled:
         self.model = copy.deepcopy(model).requires_grad_(requires_grad=False)
         self.layout = layout
         self.loss = loss
-        self.layers = [self._replace(name, model.get_submodule(name)) for name in ruled_layers(model)]
+        trained = {name: model.get_submodule(name) for name in ruled_layers(model)}
         # With samples first, [b·m, C, h, w] is what a grouped convolution takes, without a copy.
-        self.samples_first = any(isinstance(layer, StackedConv2d) for layer in self.layers)
-        for layer in self.layers:
-            layer.samples_first = self.samples_first
+        self.samples_first = any(isinstance(layer, nn.Conv2d) for layer in trained.values())
+        self.layers = [self._replace(name, layer) for name, layer in trained.items()]
 
     def _replace(self, name: str, layer: nn.Module) -> StackedLayer:
-        stacked = RULES[type(layer)](name, layer)
+        stacked = RULES[type(layer)](name, layer, samples_first=self.samples_first)
         if name:
             self.model.set_submodule(name, stacked)
         else:
