@@ -105,8 +105,7 @@ def check(
     found = schemas.read(schema_file)
     encoded = tables.read(table, found, labelled=not no_target, own=not no_target)
     if as_json:
-        counts = {name: count._asdict() for name, count in encoded.counts.items()}
-        told = {"schema": found.digest, "rows": len(encoded.x), "features": found.features, "counts": counts}
+        told = {"schema": found.digest, "rows": len(encoded.x), "features": found.features, "counts": encoded.counts}
         typer.echo(json.dumps(told | {"classes": _per_class(found, encoded)}))
         return
     show(f"{table.name}, for this site alone", _rows(found, encoded))

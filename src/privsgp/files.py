@@ -67,9 +67,7 @@ def packaged(package: str, name: str, sha256: str, install: str) -> bytes:
     """
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise Refused(
-            f"{name} of the package {package} is not here", f"install it: {install}; nothing is fetched later"
-        )
+        raise Refused(f"{name} of the package {package} is not here", f"install it: {install}")
     path = Path(spec.submodule_search_locations[0]) / name
     try:
         raw = read_bytes(path)
@@ -94,10 +92,8 @@ def parsed(text: bytes, shape: type[BaseModel], where: str) -> dict[str, Any]:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"])) or "it"
         if key == "version":
-            raise Refused(
-                f"{where} is of version {first['input']!r:.80}: {first['msg']}",
-                "another release wrote it: read it with that one (run.json names it), or install a newer one",
-            ) from error
+            what = f"{where} is of version {first['input']!r:.80}: {first['msg']}"
+            raise Refused(what, "read it with the release that wrote it (run.json), or install a newer one") from error
         raise _damaged(where, f"{key} = {first['input']!r:.80}: {first['msg']}") from error
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
         raise _damaged(where, str(error)[:200]) from error

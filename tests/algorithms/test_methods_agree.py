@@ -15,7 +15,7 @@ import reference_soteria
 from privsgp.algorithms import ALGORITHMS
 from privsgp.graph import make
 from privsgp.randomness.coins import draw
-from privsgp.research.compressors import CompressionOptions
+from privsgp.research.soteriafl import CompressionOptions
 from reference_given import Given
 from settings import settings_of
 

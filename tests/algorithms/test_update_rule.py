@@ -1,4 +1,4 @@
-"""What is made of a noised direction: momentum, weights; and what that does to the average model."""
+"""What is made of a noised direction: momentum and weights; and what that does to the average model."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ def test_momentum_is_a_running_mean_of_directions():
         v = 0.75 * v + 0.25 * g
         torch.testing.assert_close(got, v)
     torch.testing.assert_close(update_rule.arrays()["velocity"], v)
+    update_rule.forget()
+    torch.testing.assert_close(update_rule(G.clone()), 0.25 * G)
 
 
 def test_weights_scale_each_node():

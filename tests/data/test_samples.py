@@ -9,7 +9,6 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import privsgp
-from privsgp.data import samples
 from privsgp.data.samples import fields_of
 from privsgp.errors import Refused
 
@@ -140,12 +139,6 @@ def test_what_is_none_of_these_is_refused(tmp_path, given, words):
     model = Both() if "fields" in words else nn.Linear(3, 2)
     with pytest.raises(Refused, match=words):
         privsgp.train(model, given, out=tmp_path / "run", **SETTINGS)
-
-
-def test_a_data_set_that_memory_cannot_hold_is_refused(monkeypatch):
-    monkeypatch.setattr("privsgp.devices.free_memory", lambda: 100)
-    with pytest.raises(Refused, match="40 items"):
-        samples.pair(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)))
 
 
 def test_a_run_on_a_mapped_file_is_the_run_on_the_array(tmp_path):

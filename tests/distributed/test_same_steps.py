@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cluster
 import numpy as np
+import pytest
 from sklearn.datasets import load_digits
 
 import runs
@@ -12,11 +13,15 @@ ALL = runs.changes(
     algorithm__momentum=0.7, algorithm__average="tail", algorithm__final_mixing=2, algorithm__weights="noise",
     algorithm__steps=8,
 )  # fmt: skip
+OTHERS = runs.changes(
+    algorithm__momentum=0.5, algorithm__average="tail", algorithm__weights="samples", algorithm__steps=8
+)
 FEATURES = runs.changes(features__name="scattering", features__scales=1, features__angles=2)
 
 
-def test_steps_and_averages(tmp_path):
-    _same(tmp_path, runs.small(tmp_path, cluster.IRREGULAR), ALL)
+@pytest.mark.parametrize("options", [ALL, OTHERS], ids=["all", "others"])
+def test_steps_and_averages(tmp_path, options):
+    _same(tmp_path, runs.small(tmp_path, cluster.IRREGULAR), options)
 
 
 def test_features(tmp_path, monkeypatch):

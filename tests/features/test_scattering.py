@@ -75,6 +75,6 @@ def test_each_orientation_answers_to_its_own_waves():
 
 
 def test_too_many_scales_are_refused():
-    with pytest.raises(Refused, match=r"features.scales = 3 with images of 8 × 8") as refused:
+    with pytest.raises(Refused, match=r"features.scales = 3 with 8 × 8") as refused:
         Scattering(8, 8, scales=3)
     assert refused.value.remedy == "take at most 2"

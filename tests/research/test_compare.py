@@ -70,18 +70,18 @@ def test_the_command_compares_at_one_budget_and_goes_on(tmp_path):
 
 def test_step_sizes_are_tuned_on_other_seeds_than_are_reported(tmp_path):
     bench = Pretended(tmp_path)
-    (row, *_) = comparing.compare(settings(tmp_path), ["privsgp"], bench, seeds=3, tuning_seeds=2).rows
+    (row, *_) = comparing.compare(settings(tmp_path), ["privsgp"], bench, seeds=3, tuning_seeds=2)["rows"]
     (_, tuning, _), *_, (_, fresh, _) = asked
     assert (tuning, fresh) == ([7, 8], [9, 10, 11])
-    assert row.step_size == 1.0
+    assert row["step_size"] == 1.0
 
 
 @pytest.mark.parametrize(("top", "found"), [(0.01, 0.5 / 4 / 8), (30.0, 0.5 * 4 * 8), (0.1, 0.125), (5.0, 4.0)])
 def test_the_grid_grows_beyond_an_edge_by_its_own_ratio_up_to_a_limit(tmp_path, top, found, monkeypatch):
     monkeypatch.setattr(Pretended, "top", top)
-    (row, *_) = comparing.compare(settings(tmp_path), ["privsgp"], Pretended(tmp_path)).rows
-    assert row.step_size == pytest.approx(found)
-    assert len(row.tried) <= len(comparing.FACTORS) + comparing.WIDER
+    (row, *_) = comparing.compare(settings(tmp_path), ["privsgp"], Pretended(tmp_path))["rows"]
+    assert row["step_size"] == pytest.approx(found)
+    assert len(row["tried"]) <= len(comparing.FACTORS) + comparing.WIDER
 
 
 def test_a_schedule_is_stretched_as_a_whole(tmp_path):

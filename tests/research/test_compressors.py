@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from privsgp.research.compressors import CompressionOptions
+from privsgp.research.soteriafl import CompressionOptions
 
 KINDS = [
     {"compressor": "none"},

@@ -13,7 +13,7 @@ from privsgp.accounting.mechanisms import Saga
 from privsgp.algorithms import ALGORITHMS
 from privsgp.data import load
 from privsgp.engine.folder import Folder
-from privsgp.research import claims, figures, picture, published, small_data
+from privsgp.research import claims, figures, picture, published
 from privsgp.research import reproduce as reproducing
 from privsgp.research.bench import Bench
 from privsgp.research.figures import FIGURES, MODES, NAMES, SCALES, SETTINGS, known
@@ -226,19 +226,19 @@ def test_two_at_once_in_one_folder_are_refused(tmp_path):
 
 def test_a_small_copy_is_a_part_of_the_whole(tmp_path):
     path = tmp_path / "data" / "digits-100.npz"
-    small_data.make("digits", 100, path, None)
+    reproducing._small_copy("digits", 100, path, None)
     part, whole = load(str(path)), load("digits")
     assert len(part.y) == 100
     assert part.classes == 10
     rows = {row.tobytes() for row in whole.x}
     assert all(row.tobytes() in rows for row in part.x)
     before = path.stat().st_mtime_ns
-    small_data.make("digits", 100, path, None)
+    reproducing._small_copy("digits", 100, path, None)
     assert path.stat().st_mtime_ns == before
 
 
 def test_pixels_are_averaged_two_by_two():
     images = np.arange(2 * 3 * 4 * 4, dtype=np.float32).reshape(2, 3, 4, 4)
-    halved = small_data._halved(images)
+    halved = reproducing._halved(images)
     assert halved.shape == (2, 3, 2, 2)
     assert halved[1, 2, 1, 0] == images[1, 2, 2:4, 0:2].mean()

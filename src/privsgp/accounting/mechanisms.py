@@ -42,7 +42,6 @@ class Mechanism:
 
     auditable: ClassVar[bool] = False  # whether an audit knows the worst that canaries can do to it
     has_table: ClassVar[bool] = False  # whether a mean of all J entries is part of every release, and moved at each
-    sends_changes: ClassVar[bool] = False  # whether a drawn sample adds the change of its gradient
 
     sigma: float  # the standard deviation per coordinate added to the *averaged* gradient
     clip: float  # the radius G of one sample's gradient
@@ -78,16 +77,6 @@ class Mechanism:
         return (self,)
 
     @property
-    def largest_batch(self) -> float:
-        """The expected samples of the release that takes most of them."""
-        return max(kind.batch for kind in self.kinds)
-
-    @property
-    def entry_clip(self) -> float | None:
-        """What clips the moves of a table's entries; None where nothing does."""
-        return None
-
-    @property
     def seen_together(self) -> int:
         """How many nodes' messages are seen as one sum only; 1: every message is seen."""
         return 1
@@ -99,7 +88,7 @@ class Mechanism:
 
     @property
     def weighted(self) -> Saga | None:
-        """The mechanism as one whose differences have a weight θ; None where they have none."""
+        """The mechanism as one in which a drawn sample adds the change of its gradient, with a weight θ; else None."""
         return None
 
     @property
@@ -211,7 +200,6 @@ class Saga(Release):
 
     auditable: ClassVar[bool] = True
     has_table: ClassVar[bool] = True
-    sends_changes: ClassVar[bool] = True
 
     difference_clip: Positive | None = None
     difference_scale: Share = 1.0
@@ -220,11 +208,6 @@ class Saga(Release):
     def weighted(self) -> Saga:
         """Itself."""
         return self
-
-    @property
-    def entry_clip(self) -> float | None:
-        """C."""
-        return self.difference_clip
 
     @property
     def largest_shift(self) -> float:
@@ -380,8 +363,8 @@ class Wrapper(Mechanism):
 
 
 for _question in (
-    "auditable", "has_table", "sends_changes", "sigma", "clip", "batch", "samples", "sampling", "kappa", "coordinates",
-    "amplified", "largest_shift", "kinds", "entry_clip", "seen_together", "shared", "weighted", "redo_limit",
+    "auditable", "has_table", "sigma", "clip", "batch", "samples", "sampling", "kappa", "coordinates",
+    "amplified", "largest_shift", "kinds", "seen_together", "shared", "weighted", "redo_limit",
     "is_anchor", "at",
 ):  # fmt: skip
     setattr(Wrapper, _question, property(attrgetter(f"base.{_question}")))

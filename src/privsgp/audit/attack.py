@@ -115,7 +115,7 @@ class Attacked(Trainer):
     def sample(self, k: int) -> list[Drawn]:
         """Choose where to look at this step: along the gradient, or along its change where that is what is sent."""
         if (coming := self._coming) is not None:
-            change = coming - self._gradient if self.spec.protection.mechanisms[0].sends_changes else coming
+            change = coming - self._gradient if self.spec.protection.mechanisms[0].weighted else coming
             self._gradient, self._direction = coming, _unit(change)
         self._taken.zero_()  # gradients may have been taken to fill a table
         return self.randomness.sample(k)

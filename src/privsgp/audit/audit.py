@@ -152,7 +152,7 @@ def audit(
     problem = problems.load_problem(config, data_dir)
     rng = np.random.Generator(np.random.Philox(seed))
     # Only SAGA sends changes of a gradient: two lures in turn keep them large. Elsewhere one steady gradient is worst.
-    lures = 2 if declared(config).sends_changes else 1
+    lures = 2 if declared(config).weighted else 1
     planted = canary.draw(problem, canaries, rng, lures=lures, odds=PRESENT)
     spec = _spec(config, canary.plant(problem, planted, rng))
     runs = max(1, math.ceil(observations / (spec.steps * planted.count)))

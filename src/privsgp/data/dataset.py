@@ -93,10 +93,8 @@ def with_tests(dataset: Dataset, x_test: Inputs, y_test: Targets) -> Dataset:
 
 def _refuse_shapes(name: str, key: str, first: Array, where: str, other: Array) -> None:
     if first.shape[1:] != other.shape[1:]:
-        raise Refused(
-            f"{name}: a sample of {key} has shape {first.shape[1:]}, one of {where} {other.shape[1:]}",
-            "give all samples, of all sites and of the test data, the same shape",
-        )
+        what = f"{name}: a sample of {key} has shape {first.shape[1:]}, one of {where} {other.shape[1:]}"
+        raise Refused(what, "give all samples, of all sites and of the test data, the same shape")
 
 
 def settle(dataset: Dataset, classes: int | None) -> Dataset:
@@ -224,10 +222,8 @@ def _counted(dataset: Dataset) -> Dataset:
     alone = dataset.y_test is not None and _gap(dataset.y_test) is None
     present = public if alone else np.concatenate([dataset.y, public])
     if (gap := _gap(present)) is not None:
-        raise Refused(
-            f"{dataset.name}: a label is {present[present > gap].min()} but none is {gap}",
-            f"number the classes 0, 1, 2, …; if one really has no sample, {_MORE}",
-        )
+        what = f"{dataset.name}: a label is {present[present > gap].min()} but none is {gap}"
+        raise Refused(what, f"number the classes 0, 1, 2, …; if one really has no sample, {_MORE}")
     return replace(dataset, classes=max(1, int(public.max()) + 1), counted="y_test" if alone else "y")
 
 

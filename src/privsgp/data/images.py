@@ -50,10 +50,8 @@ def read_images(folder: Path, options: ImageOptions) -> tuple[NDArray[np.uint8],
 def _labelled(folder: Path, labels: list[str]) -> list[tuple[Path, int]]:
     """Return the images in class folders, and the numbers of their classes, in the order that they are read in."""
     if unknown := [name for name in class_folders(folder) if name not in labels]:
-        raise Refused(
-            f"{folder} has a class folder {unknown[0]!r}, and the public classes are {', '.join(labels)}",
-            "name it in data.images.labels at all sites, or move it away",
-        )
+        what = f"{folder} has a class folder {unknown[0]!r}, and the public classes are {', '.join(labels)}"
+        raise Refused(what, "name it in data.images.labels at all sites, or move it away")
     return [(path, number) for number, name in enumerate(labels) for path in _files(folder / name)]
 
 

@@ -16,13 +16,13 @@ import numpy as np
 
 from privsgp.data import tables
 from privsgp.data.dataset import Dataset, Task, from_arrays, pool, settle, with_tests
-from privsgp.data.files import NPZ, find, read_cifar, read_idx, read_libsvm, read_npz
+from privsgp.data.files import find, read_cifar, read_idx, read_libsvm, read_npz
 from privsgp.data.images import ImageOptions, class_folders, read_bare_images, read_images
 from privsgp.data.same_records import hashes, in_common
 from privsgp.data.tables import is_table
 from privsgp.data.text import ENDINGS as TEXTS
 from privsgp.data.text import TextOptions, read_texts
-from privsgp.errors import Refused, either
+from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from privsgp.data.same_records import Hashes
     from privsgp.data.schema import Schema
 
-    Found = dict[str, Array] | tables.Table
     Tell = Callable[[str], None]
 
 A9A_FEATURES = 123
@@ -92,15 +91,27 @@ def is_file(name: str) -> bool:
     return name.endswith(".npz") or is_table(name)
 
 
-class LoadedData(NamedTuple):
-    """What a file or frame holds, but for the range of its labels; `classes` where it says how many there are.
+class Found(NamedTuple):
+    """What a file or frame holds, unchecked; `classes` and `task` where it says what they are.
 
     `told` is what happened to single values of it, for the site's own eyes.
     """
 
+    x: Array
+    y: Array | None = None
+    x_test: Array | None = None
+    y_test: Array | None = None
+    classes: Any = None
+    task: Task | None = None
+    told: Sequence[str] = ()
+
+
+class LoadedData(NamedTuple):
+    """What a file or frame holds, checked but for the range of its labels; otherwise as `Found`."""
+
     dataset: Dataset
     classes: int | None
-    told: list[str]
+    told: Sequence[str]
 
 
 def read_file(path: Path, task: Task, form: Form = PLAIN, *, own: bool = False) -> LoadedData:
@@ -108,64 +119,61 @@ def read_file(path: Path, task: Task, form: Form = PLAIN, *, own: bool = False) 
 
     `own` says that it is a site's own file: privsgp refuses a table from which the schema was drafted.
     """
-    return loaded(read_arrays(path, form, own=own), str(path), task, form)
+    return _checked(read_arrays(path, form, own=own), str(path), task, form)
 
 
-def loaded(found: Found, where: str, task: Task, form: Form) -> LoadedData:
-    """Check what a file or frame holds."""
-    if not isinstance(found, tables.Table):
-        given: Any = [found.get(key) for key in NPZ[:4]]
-        dataset = from_arrays(*given, name=where, task=task, vocabulary=form.tokens, settled=False)
-        return LoadedData(dataset, _declared(found, where), [])
-    schema = needed(form.schema, where)
-    if schema.task != task or found.y is None:
-        says = "classes" if schema.task == "classification" else "numbers"
-        raise Refused(
-            f"{where}: the schema's target {schema.target.column!r} has {says}, and the loss is for {task}",
-            "take model.loss = 'mse' for numbers, 'cross-entropy' or 'binary' for classes",
-        )
-    dataset = Dataset(where, found.x, found.y, None, None, None)
-    return LoadedData(dataset, schema.classes, [f"{where}: {line}" for line in found.told])
+def read_frame(frame: object, where: str, task: Task, form: Form, *, own: bool = False) -> LoadedData:
+    """Take a data frame or an Arrow table by its schema; `own` as for `read_file`."""
+    schema = _needed(form.schema, where)
+    return _checked(_encoded(tables.of_frame(frame, schema, where, own=own), schema, where), where, task, form)
+
+
+def _checked(found: Found, where: str, task: Task, form: Form) -> LoadedData:
+    if found.task not in (None, task):
+        remedy = "take model.loss = 'mse' for numbers, 'cross-entropy' or 'binary' for classes"
+        raise Refused(f"{where}: the schema's target is for {found.task}, and the loss is for {task}", remedy)
+    given: Any = found[:4]
+    dataset = from_arrays(*given, name=where, task=task, vocabulary=form.tokens, settled=False)
+    count = None if found.classes is None else np.asarray(found.classes)
+    if count is not None and (count.ndim or count.dtype.kind not in "iu" or count < 1):
+        raise Refused(f"{where}: classes = {count}", "store one positive whole number")
+    return LoadedData(dataset, None if count is None else int(count), found.told)
 
 
 def read_arrays(path: Path, form: Form, *, labelled: bool = True, own: bool = False) -> Found:
-    """Return what a file or folder holds: an encoded table, or arrays x, y, x_test, y_test and classes.
-
-    Without `labelled` targets need not be there.
-    """
+    """Return what a file or folder holds. Without `labelled` targets need not be there."""
     if form.text is not None and path.suffix in TEXTS:
-        return _counted(*read_texts(path, form.text, labelled=labelled), form.text.labels)
+        labels = form.text.labels
+        x, y = read_texts(path, form.text, labelled=labelled)
+        return Found(x, y, classes=None if labels is None else len(labels))
     if path.is_dir() or (form.images is not None and path.suffix != ".npz"):
         return _read_images(path, form.images, labelled=labelled)
     if is_table(path.name):
-        return tables.read(path, needed(form.schema, str(path)), labelled=labelled, own=own)
+        schema = _needed(form.schema, str(path))
+        return _encoded(tables.read(path, schema, labelled=labelled, own=own), schema, str(path))
     if path.suffix in TEXTS:
-        raise Refused(
-            f"{path} without a column of texts",
-            'name it: [data.text] column = "text", from Python text={"column": "text"}',
-        )
-    return read_npz(path, ("x", "y") if labelled else ("x",))
+        remedy = 'name it: [data.text] column = "text", from Python text={"column": "text"}'
+        raise Refused(f"{path} without a column of texts", remedy)
+    arrays: Any = read_npz(path, ("x", "y") if labelled else ("x",))
+    return Found(**arrays)
 
 
-def _read_images(path: Path, images: ImageOptions | None, *, labelled: bool) -> dict[str, Array]:
+def _encoded(table: tables.Table, schema: Schema, where: str) -> Found:
+    told = [f"{where}: {line}" for line in table.told]
+    return Found(table.x, table.y, classes=schema.classes, task=schema.task, told=told)
+
+
+def _read_images(path: Path, images: ImageOptions | None, *, labelled: bool) -> Found:
     if images is None:
         there = ", ".join(f'"{name}"' for name in class_folders(path)[:8])
-        raise Refused(
-            f"data: {path} is a folder",
-            f"images in class folders want [data.images] labels = [{there}], from Python "
-            f'images={{"labels": [{there}]}}; arrays want one file: numpy.savez(path, x=…, y=…)',
-        )
+        remedy = f"for images say [data.images] labels = [{there}]; store arrays with numpy.savez(path, x=…, y=…)"
+        raise Refused(f"data: {path} is a folder", remedy)
     if not labelled:
-        return {"x": read_bare_images(path, images)}
-    return _counted(*read_images(path, images), images.labels)
+        return Found(read_bare_images(path, images))
+    return Found(*read_images(path, images), classes=len(images.labels))
 
 
-def _counted(x: Array, y: Array | None, labels: list[str] | None) -> dict[str, Array]:
-    classes = {} if labels is None else {"classes": np.array(len(labels))}
-    return {"x": x} | ({} if y is None else {"y": y}) | classes
-
-
-def needed(schema: Schema | None, where: str) -> Schema:
+def _needed(schema: Schema | None, where: str) -> Schema:
     """Refuse a table without a schema."""
     if schema is None:
         raise Refused(f"{where} without a schema", 'name the public schema of its columns: schema = "schema.toml"')
@@ -217,10 +225,8 @@ def site_paths(
 ) -> list[Path]:
     """Each node's file: `template` with {node} replaced by its number and {site} by its name, relative to `base`."""
     if "{node}" not in template and not (names and "{site}" in template):
-        raise Refused(
-            f"data.path = {template!r} has no {{node}}" + (" or {site}" if names else ""),
-            'write it like "site-{node}.csv"' + (' or "{site}.csv"' if names else ""),
-        )
+        also = ' or "{site}.csv" with data.sites' if names else ""
+        raise Refused(f"data.path = {template!r} has no {{node}}", 'write it like "site-{node}.csv"' + also)
     return [base / template.replace("{node}", str(i)).replace("{site}", names[i] if names else "{site}") for i in nodes]
 
 
@@ -235,7 +241,7 @@ def holds_records_of(path: Path, own: Sequence[Path], form: Form = PLAIN) -> boo
 def hashes_in(path: Path, form: Form) -> Hashes:
     """Return the hashes of a file's samples; none of a file that is not there, or cannot be read."""
     try:
-        x = unlabelled(path, form)
+        x = read_arrays(path, form, labelled=False).x
     except (OSError, Refused):
         x = np.empty((0, 0), np.float32)
     return hashes(x, tokens=form.tokens is not None) if x.ndim and x.dtype.kind in "biuf" else np.empty(0, np.uint64)
@@ -243,18 +249,10 @@ def hashes_in(path: Path, form: Form) -> Hashes:
 
 def same_file(one: Path, other: Path) -> bool:
     """Whether two names stand for one file, by whatever path, link or copy."""
-    if os.path.realpath(one) == os.path.realpath(other):
-        return True
     try:
         return one.samefile(other) or filecmp.cmp(one, other, shallow=False)
     except OSError:  # one of them is not there
         return False
-
-
-def unlabelled(path: Path, form: Form) -> Array:
-    """Return the samples of a file or folder, as bytes, tokens or numbers; targets need not be there."""
-    found = read_arrays(path, form, labelled=False)
-    return found.x if isinstance(found, tables.Table) else found["x"]
 
 
 def file_path(name: str, data_dir: Path | None, base: Path | None = None) -> Path:
@@ -265,15 +263,6 @@ def file_path(name: str, data_dir: Path | None, base: Path | None = None) -> Pat
     return next((folder / name for folder in folders if (folder / name).exists()), Path(name))
 
 
-def _declared(arrays: dict[str, Array], where: str) -> int | None:
-    count = arrays.get("classes")
-    if count is None:
-        return None
-    if count.ndim or count.dtype.kind not in "iu" or count < 1:
-        raise Refused(f"{where}: classes = {count}", "store one positive whole number")
-    return int(count)
-
-
 def _folder(data_dir: Path | None) -> Path | None:
     named = data_dir or os.environ.get("PRIVSGP_DATA")
     return Path(named) if named else None
@@ -281,7 +270,7 @@ def _folder(data_dir: Path | None) -> Path | None:
 
 def _files(name: str, data_dir: Path | None, subfolder: str, files: tuple[str, ...], source: str) -> list[Path]:
     folder = _folder(data_dir)
-    remedy = f"{source}; the data folder is {either('--data-dir or PRIVSGP_DATA', 'the one that PRIVSGP_DATA names')}"
+    remedy = f"{source}; PRIVSGP_DATA or the command line's --data-dir names the data folder"
     if folder is None:
         raise Refused(f"data.name = {name!r} needs {', '.join(files)}, and no data folder is named", remedy)
     return [find(file, [folder / subfolder, folder], remedy) for file in files]

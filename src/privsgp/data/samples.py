@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import data as torch_data
 
-from privsgp import devices
 from privsgp.data.dataset import array, tokens
 from privsgp.data.files import NPZ
 from privsgp.errors import Refused
@@ -51,10 +50,9 @@ def pair(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - whatever was brought
     if isinstance(given, torch_data.Dataset):
         return tuple(plain(part, key) for part, key in zip(_items(given), NPZ, strict=False))
     if not isinstance(given, Sequence) or len(given) not in (2, 4):
-        raise Refused(
-            f"data is a {type(given).__name__}" + (f" of {len(given)}" if isinstance(given, Sequence) else ""),
-            "give (x, y) or (x, y, x_test, y_test), a torch Dataset, a list of these or a mapping {node: …}",
-        )
+        many = f" of {len(given)}" if isinstance(given, Sequence) else ""
+        remedy = "give (x, y) or (x, y, x_test, y_test), a torch Dataset, a list of these or a mapping {node: …}"
+        raise Refused(f"data is a {type(given).__name__}{many}", remedy)
     return tuple(plain(part, key) for part, key in zip(given, NPZ, strict=False))
 
 
@@ -71,31 +69,16 @@ def plain(part: Any, key: str) -> Any:  # noqa: ANN401 - whatever was brought
 
 def _items(given: torch_data.Dataset[Any]) -> tuple[Any, Any]:
     """Read a map-style data set whole."""
-    if isinstance(given, torch_data.IterableDataset) or not hasattr(given, "__len__"):
-        raise Refused(
-            f"data is a {type(given).__name__}, which has no items by number",
-            "give a map-style Dataset (__getitem__ and __len__): each sample is drawn by a coin of its own",
-        )
-    count = len(given)
-    if not count:
-        raise Refused(f"data is a {type(given).__name__} without items", "give at least one sample")
-    first = _sample(given[0])
-    devices.refuse_vast(
-        4 * _numbers(first) * count,
-        f"a data set of {count:,} items takes",
-        "take fewer items, or smaller ones: features instead of pixels",
-    )
+    if isinstance(given, torch_data.IterableDataset) or not hasattr(given, "__len__") or not len(given):
+        remedy = "give a map-style Dataset (__getitem__ and __len__) with at least one sample"
+        raise Refused(f"data is a {type(given).__name__} that has no items by number", remedy)
     try:
-        x, y = torch_data.default_collate([first, *(_sample(given[i]) for i in range(1, count))])
+        x, y = torch_data.default_collate([_sample(given[i]) for i in range(len(given))])
+    except Refused:
+        raise
     except (RuntimeError, KeyError) as error:
         raise Refused(f"items of the data set differ: {error}", "pad or cut them to one shape") from error
     return (tuple(x) if isinstance(x, list) else x), y
-
-
-def _numbers(x: Any) -> int:  # noqa: ANN401 - tensors, one or several
-    if isinstance(x, torch.Tensor):
-        return x.numel()
-    return sum(map(_numbers, x.values() if isinstance(x, dict) else x))
 
 
 def _sample(item: object) -> tuple[Any, Any]:
@@ -141,10 +124,8 @@ class Fields:
         for number, (part, most) in enumerate(zip(parts, self.vocabulary, strict=True)):
             name = f"{key}[{number if self.names is None else repr(self.names[number])}]"
             if part.shape[1:] != self.shapes[number]:
-                raise Refused(
-                    f"{name} has samples of shape {part.shape[1:]}, others have {self.shapes[number]}",
-                    "give the samples of all sites, and of the test data, the same shape",
-                )
+                what = f"{name} has samples of shape {part.shape[1:]}, others have {self.shapes[number]}"
+                raise Refused(what, "give the samples of all sites, and of the test data, the same shape")
             flat = part.reshape(len(part), -1)
             if most:
                 tokens(flat, name, most)
@@ -232,8 +213,6 @@ def _looked_up(bare: Fields, kinds: Sequence[torch.dtype], model: nn.Module, num
         with torch.no_grad():
             still(*shown) if bare.names is None else still(**dict(zip(bare.names, shown, strict=True)))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise Refused(
-            f"the model cannot be called with inputs of shapes {[list(s) for s in bare.shapes]}: {error}",
-            "give its forward one argument for each input, by position or by name",
-        ) from error
+        what = f"the model cannot be called with inputs of shapes {[list(s) for s in bare.shapes]}: {error}"
+        raise Refused(what, "give its forward one argument for each input, by position or by name") from error
     return min(seen, default=0)

@@ -82,10 +82,8 @@ class Scaled(Options):
         (low, high), (centre, scale) = self.limits, self.affine
         far = max(abs(low - centre), abs(high - centre))
         if not (0 < scale < math.inf and far < math.inf and far <= _FARTHEST * scale):
-            raise Refused(
-                f"a scale that takes {low:g} … {high:g} to what is no number, or vast",
-                "give a scale of the range's order",
-            )
+            what = f"a scale that takes {low:g} … {high:g} to what is no number, or vast"
+            raise Refused(what, "give a scale of the range's order")
         return self
 
     @property
@@ -172,10 +170,8 @@ class Target(Scaled):
     def _one_of_both(self) -> Self:
         numbers = self.range is not None or self.centre is not None
         if numbers == (self.classes is not None):
-            raise Refused(
-                f"the target {self.column!r} has {'both' if numbers else 'neither'} classes and a scale",
-                'give classes = ["no", "yes"], or for numbers range = [smallest, largest]',
-            )
+            what = f"the target {self.column!r} has {'both' if numbers else 'neither'} classes and a scale"
+            raise Refused(what, 'give classes = ["no", "yes"], or for numbers range = [smallest, largest]')
         return self
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -58,16 +57,15 @@ def is_frame(data: object) -> bool:
     return hasattr(data, "__arrow_c_stream__")
 
 
-class Count(NamedTuple):
-    """What happened to the values of one column."""
+_COUNTED = {
+    "missing": "missing, filled in and marked",
+    "clipped": "outside the range, clipped",
+    "other": f"not in the list, taken as {OTHER!r}",
+}
+Count = dict[str, int]  # what happened to the values of one column, by the keys above
 
-    missing: int = 0
-    clipped: int = 0
-    other: int = 0
 
-
-@dataclass(frozen=True, eq=False)
-class Table:
+class Table(NamedTuple):
     """An encoded table: inputs [N, width], targets [N] (None where there was no target), and what was counted.
 
     Guarantee: row i of `x` and `y` hangs on row i of the table and on the schema alone. `counts` are of private rows,
@@ -81,10 +79,7 @@ class Table:
     @property
     def told(self) -> list[str]:
         """What was filled in, clipped or unknown, column by column; for the site's own eyes."""
-        words = {"missing": "missing, filled in and marked", "clipped": "outside the range, clipped"}
-        words["other"] = f"not in the list, taken as {OTHER!r}"
-        pairs = ((name, count._asdict()) for name, count in self.counts.items())
-        return [f"{name}: {n} {words[what]}" for name, counts in pairs for what, n in counts.items() if n]
+        return [f"{name}: {n} {_COUNTED[what]}" for name, all_ in self.counts.items() for what, n in all_.items() if n]
 
 
 def read(path: Path, schema: Schema, *, labelled: bool = True, own: bool = False) -> Table:
@@ -97,17 +92,13 @@ def read(path: Path, schema: Schema, *, labelled: bool = True, own: bool = False
 
 def of_frame(frame: object, schema: Schema, where: str = "data", *, labelled: bool = True, own: bool = False) -> Table:
     """Encode a data frame of pandas or polars, or an Arrow table; `own` as for `read`."""
-    return encode(as_arrow(frame, where), schema, where, labelled=labelled, own=own)
-
-
-def as_arrow(frame: object, where: str = "data") -> Any:  # noqa: ANN401 - pyarrow has no types
-    """Return a frame as an Arrow table, without row labels that have no name."""
     pa = _pyarrow()
     try:
         table = pa.table(frame)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise Refused(f"{where}: {_brief(error)}", "give each column values of one type") from error
-    return table.drop_columns([name for name in table.column_names if _INDEX.fullmatch(name)])
+    unnamed = [name for name in table.column_names if _INDEX.fullmatch(name)]
+    return encode(table.drop_columns(unnamed), schema, where, labelled=labelled, own=own)
 
 
 def read_arrow(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
@@ -118,22 +109,18 @@ def read_arrow(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
     try:
         table = {".csv": _csv, ".parquet": _parquet, ".feather": _feather}[suffix](path)
         table.validate(full=True)  # a crafted file may say that a text lies beyond its end
-        refuse_doubles(table.column_names, str(path))
     except FileNotFoundError:
-        raise Refused(
-            f"data: {path} does not exist", "name an existing file; data.path is relative to run.toml"
-        ) from None
+        raise Refused(f"data: {path} does not exist", "data.path is relative to run.toml") from None
     except Refused:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
-        raise Refused(
-            f"data: {path} cannot be read as {suffix[1:]}: {_brief(error)}", "write it anew, or as a .csv file"
-        ) from error
+        what = f"data: {path} cannot be read as {suffix[1:]}: {_brief(error)}"
+        raise Refused(what, "write it anew, or as a .csv file") from error
+    _refuse_doubles(table.column_names, str(path))
     return table
 
 
-def refuse_doubles(names: list[str], where: str) -> None:
-    """Refuse two columns of one name."""
+def _refuse_doubles(names: list[str], where: str) -> None:
     if twice := doubles(names):
         raise Refused(f"{where}: two columns are called {twice[0]!r}", "give each column a name of its own")
 
@@ -160,10 +147,8 @@ def _csv(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
         convert_options=ConvertOptions(column_types=dict.fromkeys(names, string()), null_values=[]),
     )
     if problems:
-        raise Refused(
-            f"{path}: {problems[0]} for {len(names)} columns ({len(problems)} such rows)",
-            f"give each row one value a column, with {delimiter!r} between and quotes around texts that have one",
-        )
+        what = f"{path}: {problems[0]} for {len(names)} columns ({len(problems)} such rows)"
+        raise Refused(what, f"give each row one value a column, with {delimiter!r} between; quote texts that have one")
     return table
 
 
@@ -223,12 +208,10 @@ def encode(
     own: bool = False,
 ) -> Table:
     """Turn an Arrow table into arrays; refuse columns and values that are not as the schema says."""
-    refuse_other_columns(table.column_names, schema, where, labelled=labelled)
+    _refuse_other_columns(table.column_names, schema, where, labelled=labelled)
     if own and schema.drafted is not None and same_records.drafted_from(schema.drafted, table):
-        raise Refused(
-            f"{where}: the schema was drafted from these rows, and shows everybody their ranges and lists",
-            "draft the schema from a table that no site trains on; send this one to nobody if the rows are private",
-        )
+        remedy = "draft the schema from a table that no site trains on; send this one to nobody if the rows are private"
+        raise Refused(f"{where}: the schema was drafted from these rows, and shows everybody their ranges", remedy)
     if not table.num_rows:
         raise Refused(f"{where} has no rows", "give at least one record")
     refuse_vast(where, 16 * table.num_rows * schema.width)  # float64 first, then float32, twice
@@ -246,21 +229,16 @@ def encode(
     return Table(np.concatenate(blocks, 1), y, counts)
 
 
-def refuse_other_columns(names: list[str], schema: Schema, where: str, *, labelled: bool = True) -> None:
+def _refuse_other_columns(names: list[str], schema: Schema, where: str, *, labelled: bool) -> None:
     """Refuse a table whose columns are not the schema's, by their names."""
-    refuse_doubles(names, where)
+    _refuse_doubles(names, where)
     needed, there = [*schema.encoded, *([schema.target.column] if labelled else [])], set(names)
-    if missing := [name for name in needed if name not in there]:
-        raise Refused(
-            f"{where} has no column {_names(missing)}; it has {_names(names)}",
-            "bring the columns that the schema lists, under the same names",
-        )
     known = {schema.target.column, *schema.columns}
+    if missing := [name for name in needed if name not in there]:
+        raise Refused(f"{where} has no column {_names(missing)}; it has {_names(names)}", "use the names of the schema")
     if extra := [name for name in names if name not in known]:
-        raise Refused(
-            f"{where} has a column {_names(extra)} that is not in the schema",
-            'leave it out of the table, or agree on it in the schema (type = "ignored" is enough)',
-        )
+        remedy = 'leave it out of the table, or agree on it in the schema (type = "ignored" is enough)'
+        raise Refused(f"{where} has a column {_names(extra)} that is not in the schema", remedy)
 
 
 def _names(names: list[str]) -> str:
@@ -282,9 +260,7 @@ class _Values:
         self.is_text = _any(column.type, "string", "large_string", "string_view")
         known = ("floating", "decimal", "integer", "null", *(() if wanted == "number" else ("boolean",)))
         if not self.is_text and not _any(column.type, *known):
-            raise Refused(
-                f"{where} is of type {column.type}, and the schema says {wanted}", "store it as the schema says"
-            )
+            raise Refused(f"{where} is of type {column.type}, not {wanted}", "store it as the schema says")
         if _any(column.type, "floating", "decimal"):
             column = column.cast("float64", safe=False)
             column = pc.if_else(pc.is_nan(column), None, column)
@@ -371,7 +347,8 @@ def _encoded(values: _Values, column: Encoded) -> tuple[NDArray[np.float32], Cou
         remedy = "add missing = … to the column in the schema, or leave the row out"
         raise values.wrong(missing, "is a missing value", remedy)
     marked = [features] if column.missing is None else [features, missing[:, None]]
-    return np.concatenate(marked, 1).astype(np.float32), Count(int(missing.sum()), clipped, other)
+    counts = {"missing": int(missing.sum()), "clipped": clipped, "other": other}
+    return np.concatenate(marked, 1).astype(np.float32), counts
 
 
 def _scaled(values: Floats, column: Scaled) -> tuple[Floats, Flags]:
@@ -386,10 +363,10 @@ def _target(values: _Values, target: Target) -> tuple[NDArray[np.int64] | NDArra
         raise values.wrong(missing, "is a missing value", "leave out rows whose target is not known")
     if target.classes is None:
         scaled, clipped = _scaled(found.astype(np.float64), target)
-        return scaled.astype(np.float32), Count(clipped=int(clipped.sum()))
+        return scaled.astype(np.float32), {"missing": 0, "clipped": int(clipped.sum()), "other": 0}
     if (bad := found < 0).any():
         raise values.wrong(bad, "is none of the classes", f"the schema lists {_names(target.classes)}")
-    return found.astype(np.int64), Count()
+    return found.astype(np.int64), dict.fromkeys(_COUNTED, 0)
 
 
 def as_number(text: str) -> float | None:

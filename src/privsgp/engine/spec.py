@@ -254,7 +254,7 @@ def refuse_vast(spec: RunSpec, places: int) -> None:
 
 def rounding_error(m: Mechanism, slots: int, *, steps: int, places: int) -> float:
     """Return by how much of G a run's sums in float64 may differ, with and without a record, beyond its share."""
-    off = sum_error(max(slots, m.largest_batch), slots, places)
+    off = sum_error(max(slots, *(kind.batch for kind in m.kinds)), slots, places)
     if m.has_table:
         off += table_error(m.samples, steps=steps, positions=places)
     return off

@@ -116,25 +116,15 @@ class _Block(nn.Module):
 
 
 def _blocks(state: Mapping[str, Tensor]) -> Iterator[_Block]:
-    for number, (stride, expansion, shortcut) in enumerate(_plan()):
+    """Return all blocks; only the first of a stage has its stride, and no shortcut."""
+    plan = [
+        (stride if first else 1, wide, first) for n, stride, wide in _STAGES for first in [True] + [False] * (n - 1)
+    ]
+    for number, (stride, expansion, first) in enumerate(plan):
         key = f"_blocks.{number}"
-        wider = [_folded(state, f"{key}._expand_conv", f"{key}._bn0"), nn.ReLU6()] if expansion > 1 else []
-        yield _Block(
-            [
-                *wider,
-                _folded(state, f"{key}._depthwise_conv", f"{key}._bn1", stride=stride),
-                nn.ReLU6(),
-                _folded(state, f"{key}._project_conv", f"{key}._bn2"),
-            ],
-            shortcut=shortcut,
-        )
-
-
-def _plan() -> Iterator[tuple[int, int, bool]]:
-    """Return stride, expansion and whether there is a shortcut, block by block; the rest follows from the weights."""
-    for repeats, stride, expansion in _STAGES:
-        yield stride, expansion, False
-        yield from [(1, expansion, True)] * (repeats - 1)
+        layers = [_folded(state, f"{key}._expand_conv", f"{key}._bn0"), nn.ReLU6()] if expansion > 1 else []
+        layers += [_folded(state, f"{key}._depthwise_conv", f"{key}._bn1", stride=stride), nn.ReLU6()]
+        yield _Block([*layers, _folded(state, f"{key}._project_conv", f"{key}._bn2")], shortcut=not first)
 
 
 def _folded(state: Mapping[str, Tensor], conv: str, norm: str, *, stride: int = 1) -> nn.Conv2d:

@@ -13,9 +13,7 @@ import hashlib
 import itertools
 import os
 import stat
-import zipfile
-import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,13 +23,11 @@ from privsgp.errors import Refused
 from privsgp.files import replace, user_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     Array = NDArray[np.float32] | NDArray[np.int64]
-    Arrays = dict[str, NDArray[Any]]
 
 _CHUNK = {"cpu": 8, "cuda": 256}  # samples at a time: what a core's cache holds, what a GPU is busy with
 _LARGEST = 65504.0  # of float16
@@ -53,10 +49,8 @@ def frozen(module: nn.Module, sample: Tensor) -> nn.Module:
             raise Refused("features give something else than one row per sample", "return a tensor [B, ...]")
         alone = torch.cat([still(row[None].float()) for row in sample])
     if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4, equal_nan=True):
-        raise Refused(
-            f"features of a sample depend on the other samples of its batch (by {(together - alone).abs().max():.3g})",
-            "make every operation of the encoder act on each sample alone, without dropout or coins",
-        )
+        remedy = "make every operation of the encoder act on each sample alone, without dropout or coins"
+        raise Refused("features of a sample depend on the other samples of its batch", remedy)
     return still
 
 
@@ -113,7 +107,7 @@ class Encoded(nn.Module):
 
 
 def encode_once(module: nn.Module, x: Array, device: torch.device, folder: Path | None) -> NDArray[np.float32]:
-    """Return `encode`'s features, from the folder if they are there.
+    """Return `encode`'s features, from the folder if they are there; a folder that cannot be used is left alone.
 
     Assumes: where there is a folder, the module is what its weights and its shape of output say.
     """
@@ -121,8 +115,18 @@ def encode_once(module: nn.Module, x: Array, device: torch.device, folder: Path 
         return encode(module, x, device)
     name = hashlib.sha256(f"{digest(module)} {x.shape} {device.type} {torch.__version__}".encode())
     name.update(np.ascontiguousarray(x).tobytes())
-    found = once(folder / f"{name.hexdigest()}.npz", lambda: {"features": encode(module, x, device).astype(np.float16)})
-    return found["features"].astype(np.float32)
+    path = folder / f"{name.hexdigest()}.npy"
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        if _is_own(folder):
+            kept: NDArray[np.float16] = np.load(path, allow_pickle=False)
+            return kept.astype(np.float32)
+    made = encode(module, x, device)
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if _is_own(folder):
+            folder.chmod(0o700)
+            replace(path, lambda temporary: _save(temporary, made))
+    return made
 
 
 def cache_folder() -> Path | None:
@@ -133,29 +137,12 @@ def cache_folder() -> Path | None:
         return None
 
 
-def once(path: Path | None, make: Callable[[], Arrays]) -> Arrays:
-    """Return the arrays of a file; if there is none to rely on, make them and write it."""
-    if path is None:
-        return make()
-    with contextlib.suppress(OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error):
-        if _is_own(path.parent):
-            with path.open("rb") as file, np.load(file) as found:
-                return dict(found)
-    made = make()
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if _is_own(path.parent):
-            path.parent.chmod(0o700)
-            replace(path, lambda temporary: _save(temporary, made))
-    return made
-
-
 def _is_own(place: Path) -> bool:
     status = place.stat()
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def _save(path: Path, arrays: Arrays) -> None:
+def _save(path: Path, features: NDArray[np.float32]) -> None:
     path.touch(0o600)
     with path.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+        np.save(file, features.astype(np.float16))

@@ -15,12 +15,10 @@ is a fixed map of each sample alone.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +27,7 @@ from torch import Tensor, nn
 
 from privsgp.errors import Refused
 from privsgp.features import efficientnet, synthetic, wordllama
-from privsgp.features.encode import cache_folder, encode_once, once, output_shape
+from privsgp.features.encode import cache_folder, encode_once, output_shape
 from privsgp.features.options import EFFICIENTNET, WORDLLAMA
 from privsgp.features.scattering import Scattering
 from privsgp.seeds import public_seed
@@ -85,10 +83,8 @@ class FeatureMap(nn.Module):
             return
         for key, x in (("x", dataset.x), ("x_test", dataset.x_test)):
             if x is not None and not (x.min() >= 0 and x.max() <= 1):
-                raise Refused(
-                    f"{dataset.name}: {key} goes from {x.min():g} to {x.max():g}, and the encoder takes 0 to 1",
-                    "give images as uint8 (they are divided by 255), or divide them yourself",
-                )
+                what = f"{dataset.name}: {key} goes from {x.min():g} to {x.max():g}, and the encoder takes 0 to 1"
+                raise Refused(what, "give images as uint8 (they are divided by 255), or divide them yourself")
 
     def normalised(self, x: Tensor) -> Tensor:
         """Return all features there are, [B, F]."""
@@ -121,7 +117,7 @@ def make_encoder(
         values = {"name": name} | {key: options.get(key) for key in _KEYS}
         values |= {key: options[key] for key in ("mirror", "size") if key in options}
         seed = public_seed(None, json.dumps(values, separators=(",", ":")), "features")
-        encoder = make(Choice(name, **options), shape, seed, cache_folder())
+        encoder = make(Choice(name, **options), shape, seed)
     return encoder, output_shape(encoder, shape)
 
 
@@ -139,43 +135,27 @@ def encoded(d: Dataset, parts: Sequence[NDArray[np.int64]], encoder: nn.Module, 
     return dataclasses.replace(d, x=x, x_test=x_test, vocabulary=None)
 
 
-def make(choice: Choice, shape: tuple[int, ...], seed: int, folder: Path | None = None) -> FeatureMap:
-    """Return the map for samples of this shape, the same bits for the same `seed`, which is public.
-
-    What was measured on made-up images takes seconds and is kept in the folder.
-    """
+def make(choice: Choice, shape: tuple[int, ...], seed: int) -> FeatureMap:
+    """Return the map for samples of this shape, the same bits for the same `seed`, which is public."""
     image = _image(choice.name, shape)
-    bare = FeatureMap(_base(choice, image), mirror=choice.mirror)
-    if choice.like is None:
-        return bare
-    question = f"{choice} {image} {seed} {_version()}"
-    path = None if folder is None else folder / f"map-{hashlib.sha256(question.encode()).hexdigest()}.npz"
-    found = once(path, lambda: _measured(choice, bare, image, seed))
-    whitening = Whitening(torch.from_numpy(found["mean"]), torch.from_numpy(found["directions"]))
-    return FeatureMap(bare.base, mirror=choice.mirror, whitening=whitening)
+    whitening = None if choice.like is None else Whitening(*_measured(choice, image, seed, MADE_UP))
+    return FeatureMap(_base(choice, image), mirror=choice.mirror, whitening=whitening)
 
 
-def _measured(choice: Choice, bare: FeatureMap, image: tuple[int, int, int], seed: int) -> dict[str, NDArray[Any]]:
+@lru_cache(maxsize=4)  # it takes seconds
+def _measured(choice: Choice, image: tuple[int, int, int], seed: int, count: int) -> tuple[Tensor, Tensor]:
     """Measure on made-up images. One thread: sums over several differ in their last bits."""
-    threads = torch.get_num_threads()
+    bare, threads = FeatureMap(_base(choice, image), mirror=choice.mirror), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with torch.no_grad():
-            made_up = synthetic.make(choice.like or "", MADE_UP, image, seed)
+            made_up = synthetic.make(choice.like or "", count, image, seed)
             found = torch.cat([bare.normalised(part) for part in torch.split(made_up, _CHUNK)])
-            if choice.components > (most := min(found.shape[1], MADE_UP // 2)):
+            if choice.components > (most := min(found.shape[1], count // 2)):
                 raise Refused(f"features.components = {choice.components}", f"take at most {most}")
-            whitening = fit(found, choice.components, choice.power)
+            return fit(found, choice.components, choice.power)
     finally:
         torch.set_num_threads(threads)
-    return {name: value.numpy() for name, value in whitening.state_dict().items()}
-
-
-@lru_cache(maxsize=1)
-def _version() -> str:
-    """Return a digest of the source in this room and the library it computes with."""
-    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
-    return f"{torch.__version__} {hashlib.sha256(sources).hexdigest()}"
 
 
 def _base(choice: Choice, image: tuple[int, int, int]) -> Base:
@@ -188,10 +168,8 @@ def _base(choice: Choice, image: tuple[int, int, int]) -> Base:
 
 def _image(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) not in (2, 3):
-        raise Refused(
-            f"features.name = {name!r} with samples of shape {list(shape)}",
-            "it is for images, [height, width] or [channels, height, width]; leave [features] out",
-        )
+        remedy = "it is for images, [height, width] or [channels, height, width]; leave [features] out"
+        raise Refused(f"features.name = {name!r} with samples of shape {list(shape)}", remedy)
     channels, height, width = (1, *shape) if len(shape) == 2 else shape
     return channels, height, width
 
@@ -219,8 +197,8 @@ def unit(x: Tensor) -> Tensor:
     return x / length.clamp(min=1e-12)
 
 
-def fit(made_up: Tensor, components: int, power: float) -> Whitening:
-    """Measure mean and principal directions on features of made-up images, [N, F]."""
+def fit(made_up: Tensor, components: int, power: float) -> tuple[Tensor, Tensor]:
+    """Return mean and principal directions of features of made-up images, [N, F], for `Whitening`."""
     x = unit(made_up)
     mean = x.mean(0)
     x = x - mean
@@ -230,4 +208,4 @@ def fit(made_up: Tensor, components: int, power: float) -> Whitening:
     directions = (x.T @ vectors.float()) / values.sqrt().float()
     signs = directions.gather(0, directions.abs().argmax(0, keepdim=True)).sign()
     deviation = (values / len(x)).sqrt().float()
-    return Whitening(mean, directions * signs / (deviation + RIDGE * deviation[0]) ** power)
+    return mean, directions * signs / (deviation + RIDGE * deviation[0]) ** power

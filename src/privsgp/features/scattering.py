@@ -30,10 +30,8 @@ class Scattering(nn.Module):
     def __init__(self, height: int, width: int, *, scales: int, angles: int = 8, order: int = 2) -> None:
         super().__init__()
         if 2**scales >= min(height, width):
-            raise Refused(
-                f"features.scales = {scales} with images of {height} × {width} pixels",
-                f"take at most {(min(height, width) - 1).bit_length() - 1}",
-            )
+            most = (min(height, width) - 1).bit_length() - 1
+            raise Refused(f"features.scales = {scales} with {height} × {width} pixels", f"take at most {most}")
         self.scales, self.angles, self.order = scales, angles, order
         self.size = height >> scales, width >> scales
         padded = tuple(((size + 2**scales) // 2**scales + 1) * 2**scales for size in (height, width))

@@ -42,10 +42,8 @@ class WordLlama(nn.Module):
 def make(shape: tuple[int, ...]) -> WordLlama:
     """Return the map for sequences of this shape."""
     if len(shape) != 1:
-        raise Refused(
-            f"features.name = {WORDLLAMA!r} with samples of shape {list(shape)}",
-            f'it is for texts: [data.text] tokens = "{WORDLLAMA}"',
-        )
+        remedy = f'it is for texts: [data.text] tokens = "{WORDLLAMA}"'
+        raise Refused(f"features.name = {WORDLLAMA!r} with samples of shape {list(shape)}", remedy)
     vectors: Tensor = load(packaged(PACKAGE, _FILE, _SHA256, EXTRA))["embedding.weight"]
     if len(vectors) != VOCABULARY:
         raise Refused(f"{len(vectors)} vectors for {VOCABULARY} tokens", f"install {PACKAGE} again")

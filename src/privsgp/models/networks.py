@@ -50,10 +50,8 @@ def make(
     if name not in NAMES:
         raise Refused(f"model.name = {name!r} is unknown", f"use one of {', '.join(NAMES)}")
     if vocabulary is not None and name != "embedding":
-        raise Refused(
-            f"model.name = {name!r} with data.vocabulary = {vocabulary}",
-            "tokens are names, not numbers: take 'embedding', or a module of your own from Python",
-        )
+        remedy = "tokens are names, not numbers: take 'embedding', or a module of your own from Python"
+        raise Refused(f"model.name = {name!r} with data.vocabulary = {vocabulary}", remedy)
     # `torch.manual_seed` would reseed the CUDA generators too.
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.default_generator.manual_seed(seed % 2**64)
@@ -149,10 +147,8 @@ class _Residual(nn.Module):
 def _image(name: str, input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
     """Return channels, height and width; [height, width] alone is one channel."""
     if len(input_shape) not in (2, 3) or min(input_shape[-2:]) < smallest:
-        raise Refused(
-            f"model.name = {name!r} with inputs of shape {list(input_shape)}",
-            f"it needs images of at least {smallest} × {smallest} pixels; 'mlp' takes any input",
-        )
+        remedy = f"it needs images of at least {smallest} × {smallest} pixels; 'mlp' takes any input"
+        raise Refused(f"model.name = {name!r} with inputs of shape {list(input_shape)}", remedy)
     channels = input_shape[0] if len(input_shape) == 3 else 1
     return channels, input_shape[-2], input_shape[-1]
 
@@ -180,8 +176,6 @@ class MeanEmbedding(nn.Module):
 def embedding(input_shape: tuple[int, ...], outputs: int, vocabulary: int | None, width: int) -> nn.Module:
     """Return the model for sequences of tokens; refuse what is none."""
     if vocabulary is None or len(input_shape) != 1:
-        raise Refused(
-            f"model.name = 'embedding' with inputs of shape {list(input_shape)} and data.vocabulary = {vocabulary}",
-            "it takes sequences of tokens: say data.vocabulary, or [data.text] for texts",
-        )
+        what = f"model.name = 'embedding' with inputs of shape {list(input_shape)}, data.vocabulary = {vocabulary}"
+        raise Refused(what, "it takes sequences of tokens: say data.vocabulary, or [data.text] for texts")
     return MeanEmbedding(vocabulary, width, outputs)

@@ -6,6 +6,7 @@ it was interrupted. A run that diverged is finished too: it says so in its folde
 
 from __future__ import annotations
 
+import contextlib
 import math
 import multiprocessing
 import os
@@ -24,7 +25,7 @@ from privsgp.audit.audit import silent
 from privsgp.engine.folder import Folder, read_metrics
 from privsgp.engine.formats import Summary
 from privsgp.engine.stops import Stopping
-from privsgp.errors import Diverged, Refused, argument, refuse_below_one
+from privsgp.errors import Diverged, Refused, refuse_below_one
 from privsgp.files import read_json, write_json
 from privsgp.research.claims import Spread
 from privsgp.runs import config as configs
@@ -32,7 +33,7 @@ from privsgp.runs import problem as problems
 from privsgp.runs import train as training
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from multiprocessing.sharedctypes import Synchronized
     from pathlib import Path
 
@@ -95,6 +96,19 @@ def run_all(
     return [_read(*task) for task in tasks]
 
 
+@contextlib.contextmanager
+def alone_in(place: Path) -> Iterator[None]:
+    """Hold the folder of many runs: a second command there is refused. A refused command leaves no new folder."""
+    new = not place.exists()
+    with Folder(place).locked() as folder:
+        try:
+            yield
+        except Refused:
+            if new and list(place.iterdir()) == [folder.lock]:
+                shutil.rmtree(place)
+            raise
+
+
 def _begin(steps: Synchronized[int]) -> None:
     """Prepare a process: the one that started it hears Ctrl-C, and a run itself while it has steps to finish."""
     global _steps  # noqa: PLW0603 - of this process alone
@@ -138,10 +152,11 @@ def _run(config: Config, out: Path, data_dir: Path | None, tell: Callable[[int, 
 def _done(config: Config, out: Path) -> bool:
     """Tell whether nothing is left to do; refuse a folder that holds another configuration's run."""
     folder = Folder(out)
-    if folder.config.exists() and (changed := configs.differences(configs.started(folder.config), config)):
+    if folder.config.exists() and (changed := configs.changes(folder.config, config)):
         raise Refused(
             f"{out} holds a run of another configuration: {'; '.join(changed)}",
-            f"choose another folder with {argument('out')}",
+            "choose another folder with {out}",
+            out=None,
         )
     return folder.summary.exists() or (out / "diverged.json").exists()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -51,25 +51,33 @@ class Found:
 
     label: str
     accuracy: Spread
-    train_loss: Spread | None
+    train_loss: Spread  # infinite where a run diverged
     line: str = ""
     x: float = 0.0
 
     @classmethod
     def told(cls, curve: Mapping[str, Any]) -> Found:
         """Take what a claim looks at from a curve of a figure's JSON."""
-        accuracy, loss = (
-            None if curve[key] is None else Spread(tuple(curve[key]["each"])) for key in ("accuracy", "train_loss")
-        )
-        if accuracy is None:
-            raise TypeError("claims are about accuracies")
-        return cls(curve["label"], accuracy, loss, curve["line"], curve["x"])
+        loss = curve["train_loss"] or {"each": [math.inf]}
+        accuracy = Spread(tuple(curve["accuracy"]["each"]))
+        return cls(curve["label"], accuracy, Spread(tuple(loss["each"])), curve["line"], curve["x"])
 
     @property
     def text(self) -> str:
         """Its label and accuracy, with the standard error where there is one."""
         error = f" ± {100 * self.accuracy.error:.2f}" if len(self.accuracy.each) > 1 else ""
         return f"{self.label}: {100 * self.accuracy.mean:.2f}{error} %"
+
+    @property
+    def with_loss(self) -> str:
+        """The same with its training loss, if it has one."""
+        loss = self.train_loss.mean
+        shown = f"{loss:.3f}" if loss < 1000 else f"{loss:.2g}"
+        return f"{self.text}, loss {shown}" if math.isfinite(loss) else self.text
+
+    def has_less_loss(self, other: Found) -> bool:
+        """Tell whether its training loss is below the other's, by more than both standard errors."""
+        return _more(other.train_loss, self.train_loss)
 
 
 @dataclass(frozen=True)
@@ -89,78 +97,60 @@ def stated(told: Mapping[str, Any]) -> dict[str, str]:
     return {f"{printed} as printed": told["found"], f"{WORDS[ours['holds']]} with scaled differences": ours["found"]}
 
 
-Claim = Callable[[Mapping[str, Found]], Verdict]
+Curves = Mapping[str, Found]
 ALONE = "there is no other curve to compare with"
 
 
-def comparable(keys: Sequence[str]) -> Claim:
+def comparable(keys: Sequence[str], found: Curves) -> Verdict:
     """All accuracies lie within two points, and all losses within a tenth of the lowest."""
-
-    def judge(found: Mapping[str, Found]) -> Verdict:
-        shown = [found[key] for key in keys if key in found]
-        if len(shown) < 2:
-            return _unjudged(ALONE, shown)
-        means = [one.accuracy.mean for one in shown]
-        losses = [math.inf if one.train_loss is None else one.train_loss.mean for one in shown]
-        apart, share = max(means) - min(means), max(losses) / min(losses) - 1
-        told = f"{100 * apart:.1f} points and {100 * share:.0f} % of loss apart, comparable up to 2 and 10"
-        return Verdict(apart <= COMPARABLE and share <= ALIKE, f"{_with_losses(shown)}; {told}")
-
-    return judge
+    shown = [found[key] for key in keys if key in found]
+    if len(shown) < 2:
+        return _unjudged(ALONE, shown)
+    means, losses = [one.accuracy.mean for one in shown], [one.train_loss.mean for one in shown]
+    apart, share = max(means) - min(means), max(losses) / min(losses) - 1
+    told = f"{100 * apart:.1f} points and {100 * share:.0f} % of loss apart, comparable up to 2 and 10"
+    return Verdict(apart <= COMPARABLE and share <= ALIKE, f"{_with_losses(shown)}; {told}")
 
 
-def best(key: str) -> Claim:
+def best(key: str, found: Curves) -> Verdict:
     """No other curve has as high an accuracy, and none as low a training loss."""
-
-    def judge(found: Mapping[str, Found]) -> Verdict:
-        own = found[key]
-        high = max(found.values(), key=lambda one: one.accuracy.mean)
-        low = min(found.values(), key=lambda one: math.inf if one.train_loss is None else one.train_loss.mean)
-        clear = [
-            all(_more(high.accuracy, one.accuracy) for one in found.values() if one is not high),
-            all(_less_loss(low, one) for one in found.values() if one is not low),
-        ]
-        by = ["" if one else ", by less than the standard errors" for one in clear]
-        told = f"the highest accuracy has {high.label}{by[0]}, the lowest loss {low.label}{by[1]}"
-        return Verdict(high is own and low is own and all(clear), f"{_with_losses(found.values())}; {told}")
-
-    return _about(key, judge)
+    if unjudged := _about(key, found):
+        return unjudged
+    high = max(found.values(), key=lambda one: one.accuracy.mean)
+    low = min(found.values(), key=lambda one: one.train_loss.mean)
+    clear = [
+        all(_more(high.accuracy, one.accuracy) for one in found.values() if one is not high),
+        all(low.has_less_loss(one) for one in found.values() if one is not low),
+    ]
+    by = ["" if one else ", by less than the standard errors" for one in clear]
+    told = f"the highest accuracy has {high.label}{by[0]}, the lowest loss {low.label}{by[1]}"
+    return Verdict(high is found[key] is low and all(clear), f"{_with_losses(found.values())}; {told}")
 
 
-def rising(line: str) -> Claim:
+def rising(line: str, found: Curves) -> Verdict:
     """Along a line, no accuracy is lower than the one before."""
-
-    def judge(found: Mapping[str, Found]) -> Verdict:
-        along = sorted((one for one in found.values() if one.line == line), key=lambda one: one.x)
-        if len(along) < 2:
-            return _unjudged(ALONE, along)
-        falls = [b.label for a, b in pairwise(along) if _more(a.accuracy, b.accuracy)]
-        fell = [f"falls at {', '.join(falls)}"] if falls else []
-        return Verdict(not falls, "; ".join([*(one.text for one in along), *fell]))
-
-    return judge
+    along = sorted((one for one in found.values() if one.line == line), key=lambda one: one.x)
+    if len(along) < 2:
+        return _unjudged(ALONE, along)
+    falls = [b.label for a, b in pairwise(along) if _more(a.accuracy, b.accuracy)]
+    fell = [f"falls at {', '.join(falls)}"] if falls else []
+    return Verdict(not falls, "; ".join([*(one.text for one in along), *fell]))
 
 
-def ahead(key: str) -> Claim:
+def ahead(key: str, found: Curves) -> Verdict:
     """Accuracy is higher and training loss lower than any other's."""
-
-    def judge(found: Mapping[str, Found]) -> Verdict:
-        own, others = found[key], [one for name, one in found.items() if name != key]
-        holds = all(_more(own.accuracy, one.accuracy) and _less_loss(own, one) for one in others)
-        return Verdict(holds, _with_losses(found.values()))
-
-    return _about(key, judge)
+    if unjudged := _about(key, found):
+        return unjudged
+    own, others = found[key], [one for name, one in found.items() if name != key]
+    holds = all(_more(own.accuracy, one.accuracy) and own.has_less_loss(one) for one in others)
+    return Verdict(holds, _with_losses(found.values()))
 
 
-def _about(key: str, claim: Claim) -> Claim:
-    """Judge what is claimed of one curve against all others only if it was run, and one of them."""
-
-    def judge(found: Mapping[str, Found]) -> Verdict:
-        if key in found and len(found) > 1:
-            return claim(found)
-        return _unjudged(ALONE if key in found else "the claim's own curve was left out", found.values())
-
-    return judge
+def _about(key: str, found: Curves) -> Verdict | None:
+    """Judge a claim about one curve only if that was run, and another one."""
+    if key in found and len(found) > 1:
+        return None
+    return _unjudged(ALONE if key in found else "the claim's own curve was left out", found.values())
 
 
 def _unjudged(why: str, found: Iterable[Found]) -> Verdict:
@@ -171,19 +161,5 @@ def _more(a: Spread, b: Spread) -> bool:
     return a.mean - b.mean > a.error + b.error
 
 
-def _less_loss(a: Found, b: Found) -> bool:
-    """A run that diverged has no loss, and is behind."""
-    if a.train_loss is None or b.train_loss is None:
-        return b.train_loss is None
-    return _more(b.train_loss, a.train_loss)
-
-
-def _loss(one: Found) -> str:
-    if one.train_loss is None:
-        return ""
-    loss = one.train_loss.mean
-    return f", loss {loss:.3f}" if loss < 1000 else f", loss {loss:.2g}"
-
-
 def _with_losses(found: Iterable[Found]) -> str:
-    return "; ".join(f"{one.text}{_loss(one)}" for one in found)
+    return "; ".join(one.with_loss for one in found)

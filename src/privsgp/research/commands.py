@@ -6,6 +6,7 @@ privsgp finds `add_to` through the entry-point group `privsgp.commands`.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,7 @@ import typer
 from privsgp import later
 from privsgp.cli_data import Changes, DataDir, Json, configured, listed, note, numbers, one_of
 from privsgp.errors import Refused
+from privsgp.files import finite
 from privsgp.report.terminal import err, show, stage, tell
 
 if TYPE_CHECKING:
@@ -62,11 +64,10 @@ def compare(
 ) -> None:
     """Compare methods at one certified budget, each at its best step size. The same command continues after Ctrl-C."""
     settings = configured(config, changes)
-    from privsgp.engine.folder import Folder
     from privsgp.files import write_json
     from privsgp.research import compare as comparing
     from privsgp.research import picture
-    from privsgp.research.bench import Bench
+    from privsgp.research.bench import Bench, alone_in
     from privsgp.research.shown import show_comparison
 
     place = folder or Path("runs") / f"{settings.name}-compare"
@@ -74,14 +75,13 @@ def compare(
     if moved := comparing.moved(settings, names):
         note(f"on a ring, not on graph.name = {settings.graph.name!r}: {', '.join(moved)} (links must go both ways)")
     bench = Bench(place, data_dir, jobs, stage)
-    with _going_on(), Folder(place).locked():
-        found = comparing.compare(
+    with _going_on(), alone_in(place):
+        told = comparing.compare(
             settings, names, bench, seeds=seeds, tuning_seeds=tuning_seeds,
             step_sizes=numbers("step-sizes", step_sizes),
         )  # fmt: skip
-        told = found.as_json()
         write_json(place / "comparison.json", told)
-        picture.draw_comparison(found, save or place / "comparison.png")
+        picture.draw_comparison(told, save or place / "comparison.png")
     tell(told, show_comparison, told, as_json=as_json)
     err.print(f"comparison.json and the runs are in {place}", soft_wrap=True)
 
@@ -118,14 +118,13 @@ def reproduce(
     names = NAMES if name == "all" else [name]
     for one in names:
         known(one)
-    from privsgp.engine.folder import Folder
     from privsgp.research import reproduce as figures
-    from privsgp.research.bench import Bench
+    from privsgp.research.bench import Bench, alone_in
     from privsgp.research.shown import show_figure
 
     wanted = [(one, m, s) for one in names for m in MODES for s in SCALES if mode in (m, "both") and s == scale]
     bench = Bench(folder, data_dir, jobs, stage)
-    with _going_on(), Folder(folder).locked():
+    with _going_on(), alone_in(folder):
         for one, m, s in wanted:
             told = figures.reproduce(
                 one, bench, scale=s, mode=m, seeds=seeds, max_steps=max_steps, only=only or (),
@@ -184,7 +183,11 @@ def observe(
     graphs.check(graph)
     related: Relation = "replace-one" if relation == "replace-one" else "zero-out"
     mechanism = SampledMean(sigma=sigma, clip=clip, batch=samples, samples=samples)
-    seen = observer.view(graph, steps, mechanism, delta, related)
     guarantee = accountant.epsilon(mechanism, steps, delta, related).epsilon
-    told = {"graph": network, "nodes": nodes, "epsilon": guarantee, "delta": delta, "relation": relation}
-    tell(told | seen.as_json(), show_view, seen, guarantee, as_json=as_json)
+    shift = (1 + (related == "replace-one")) * clip / samples / sigma if sigma else math.inf
+    seen = observer.view(graph, steps, shift, delta)
+    told = {
+        "graph": network, "nodes": nodes, "epsilon": finite(guarantee), "delta": delta, "relation": relation,
+        "observed_epsilon": [[finite(value) for value in row] for row in seen.tolist()], "note": observer.NOTE,
+    }  # fmt: skip
+    tell(told, show_view, seen, delta, guarantee, as_json=as_json)

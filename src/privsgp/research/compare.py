@@ -65,26 +65,6 @@ class Row:
         }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """All methods, in the order asked for."""
-
-    config: Config
-    rows: Sequence[Row]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what comparison.json holds."""
-        return {
-            "format": "privsgp-comparison",
-            "version": VERSION,
-            "simulation": True,
-            "note": NOTE,
-            **provenance(self.config.engine.device),
-            "config": self.config.model_dump(mode="json"),
-            "rows": [row.as_json() for row in self.rows],
-        }
-
-
 def compare(
     config: Config,
     algorithms: Sequence[str],
@@ -93,8 +73,10 @@ def compare(
     seeds: int = 3,
     tuning_seeds: int = 1,
     step_sizes: Sequence[float] = (),
-) -> Comparison:
-    """Compare methods at one budget; every run has a folder on the bench, and the same call goes on with what is there.
+) -> dict[str, Any]:
+    """Compare methods at one budget, and return what comparison.json holds.
+
+    Every run has a folder on the bench, and the same call goes on with what is there.
 
     Seeds from `config.seed` on tune the step size, the `seeds` after them are reported. `step_sizes` is the common
     grid, by default around the configuration's own. `local` is always among the rows: it tells whether joining pays.
@@ -106,7 +88,12 @@ def compare(
     names = dict.fromkeys([*algorithms, *(["local"] if "local" in ALGORITHMS else [])])
     grid = sorted(set(step_sizes)) or [factor * base_step_size(config) for factor in FACTORS]
     methods = {name: method(config, name) for name in names}
-    return Comparison(config, rows(methods, grid, bench, seeds=seeds, tuning_seeds=tuning_seeds))
+    found = rows(methods, grid, bench, seeds=seeds, tuning_seeds=tuning_seeds)
+    return {
+        "format": "privsgp-comparison", "version": VERSION, "simulation": True, "note": NOTE,
+        **provenance(config.engine.device), "config": config.model_dump(mode="json"),
+        "rows": [row.as_json() for row in found],
+    }  # fmt: skip
 
 
 def rows(

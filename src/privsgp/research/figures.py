@@ -21,9 +21,9 @@ from privsgp.errors import Refused
 from privsgp.research import claims
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from privsgp.research.claims import Claim
+    from privsgp.research.claims import Found, Verdict
 
 Mode = Accountant
 Scale = Literal["small", "full"]
@@ -116,7 +116,8 @@ class Figure:
 
     says: str
     curves: Callable[[Setting, Mode], list[Curve]]
-    claim: Callable[[Setting], Claim]
+    claim: Callable[[Any, Mapping[str, Found]], Verdict]
+    subject: Callable[[Setting], Any]  # the curves that the claim is about
     tuned: bool = False  # every curve at its own best step size, by the rule of `privsgp compare`
 
 
@@ -167,20 +168,20 @@ def methods(s: Setting, mode: Mode) -> list[Curve]:
 FIGURES: dict[str, Figure] = {
     "speedup": Figure(
         "twice the nodes reach a comparable loss and accuracy in half the iterations",
-        speedup, lambda s: claims.comparable([f"nodes-{n}" for n in s.networks]),
+        speedup, claims.comparable, lambda s: [f"nodes-{n}" for n in s.networks],
     ),
     "best-k": Figure(
         "the planned K* gives the lowest loss and the highest accuracy of all K at the same budget",
-        best_k, lambda s: claims.best(f"steps-{s.best}"),
+        best_k, claims.best, lambda s: f"steps-{s.best}",
     ),
-    "tradeoff": Figure("accuracy at K* falls with the privacy budget ε", tradeoff, lambda _: claims.rising("K*")),
+    "tradeoff": Figure("accuracy at K* falls with the privacy budget ε", tradeoff, claims.rising, lambda _: "K*"),
     "variance-reduction": Figure(
         "PrivSGP-VR has a lower loss and a higher accuracy than PrivSGP",
-        variance_reduction, lambda _: claims.ahead("privsgp-vr"),
+        variance_reduction, claims.ahead, lambda _: "privsgp-vr",
     ),
     "methods": Figure(
         "PrivSGP-VR beats DP²-SGD and A(DP)²SGD on a ring at the same budget",
-        methods, lambda _: claims.ahead("privsgp-vr"), tuned=True,
+        methods, claims.ahead, lambda _: "privsgp-vr", tuned=True,
     ),
 }  # fmt: skip
 

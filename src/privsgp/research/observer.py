@@ -16,20 +16,20 @@ messages into innovations, which are independent; their squared shifts, in units
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import linalg
 
 from privsgp.accounting.curve import Gaussian
-from privsgp.accounting.mechanisms import Mechanism, Relation, SampledMean
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from privsgp.graph.sequences import Graph
 
     Matrix = NDArray[np.float64]
 
@@ -45,73 +45,21 @@ NOTE = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class View:
-    """ε of site j towards observer i alone, `epsilon[i, j]`; nan of a site towards itself."""
+def view(network: Graph, steps: int, shift: float, delta: float) -> Matrix:
+    """Return `epsilon[i, j]` of site j towards observer i alone in so many steps; nan of a site towards itself.
 
-    epsilon: Matrix
-    delta: float
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the matrix row by row, observer by observer; null of a site towards itself."""
-        rows = [[None if math.isnan(value) else value for value in row] for row in self.epsilon.tolist()]
-        return {"observed_epsilon": rows, "note": NOTE}
-
-    def extremes(self) -> list[tuple[float, int, float, int]]:
-        """Return of each observer the largest ε and whose it is, the least ε and whose."""
-        ends = [(int(np.nanargmax(row)), int(np.nanargmin(row))) for row in self.epsilon]
-        return [(row[most], most, row[least], least) for row, (most, least) in zip(self.epsilon, ends, strict=True)]
-
-
-class Network(Protocol):
-    """A graph, as far as it matters here."""
-
-    nodes: int
-
-    def matrix(self, k: int) -> Matrix:
-        """Return P^k: entry [i, j] is the share that i receives from j."""
-
-
-def view(network: Network, steps: int, mechanism: Mechanism, delta: float, relation: Relation = "zero-out") -> View:
-    """Return what each site of a network learns of each other in so many steps, where all have this mechanism.
+    `shift` is how far one record moves its site's averaged gradient, in units of the site's noise σ.
 
     Assumes: full batches, noise of each site's own, taken as ideal, and gradients that do not depend on noise which
     the observer has not seen. No guarantee: the mechanism's own holds against everybody, and is never below this.
     """
-    _refuse_other(mechanism)
     _refuse_large(network.nodes, steps)
-    mixing = [network.matrix(k) for k in range(steps)]
-    shift = (1 + (relation == "replace-one")) * mechanism.radius / mechanism.batch
-    ratio, units = shift / mechanism.sigma, np.ones(network.nodes)  # squares of units neither overflow nor vanish
-    if not math.isfinite(steps * ratio * ratio):
-        raise Refused(f"a neighbour's view with sigma = {mechanism.sigma:g}", "give more noise: no ε is finite here")
-    mu = seen_shifts(mixing, units, units) * ratio
+    if not math.isfinite(steps * shift * shift):
+        raise Refused(f"a neighbour's view of records that move by {shift:g} σ", "give more noise: no ε is finite here")
+    units = np.ones(network.nodes)  # squares of units neither overflow nor vanish
+    mu = seen_shifts([network.matrix(k) for k in range(steps)], units, units) * shift
     of = np.vectorize(lambda m: m if math.isnan(m) else Gaussian(m).epsilon(delta), otypes=[float])
-    return View(of(mu), delta)
-
-
-def _refuse_other(mechanism: Mechanism) -> None:
-    """Refuse what is not one Gaussian of each site's own: the view is linear in nothing else."""
-    kind = type(mechanism)
-    if mechanism.shared:
-        raise Refused(
-            "a neighbour's view of pairwise noise", "take --noise independent: the view of shared noise is not derived"
-        )
-    if kind is not SampledMean:
-        raise Refused(f"a neighbour's view of {kind.__name__}", "take privsgp: tables and anchors remember")
-    if mechanism.rate < 1:
-        raise Refused(
-            f"a neighbour's view with batch = {mechanism.batch:g} of {mechanism.samples} samples",
-            "take the batch of all samples: secret coins make the view a mixture, and no Gaussian",
-        )
-    if mechanism.coordinates:
-        raise Refused(
-            f"a neighbour's view with coordinates = {mechanism.coordinates}", "leave them out: noise is taken as ideal"
-        )
-    if mechanism.sigma == 0:
-        raise Refused(
-            "a neighbour's view with sigma = 0", "give the noise: without any, whoever sees a message sees all"
-        )
+    return np.asarray(of(mu))
 
 
 def _refuse_large(nodes: int, steps: int) -> None:

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting.mechanisms import nominal
 from privsgp.accounting.shown import span_up
-from privsgp.research import claims, pictures
-from privsgp.research.pictures import COLOURS, INK, save
+from privsgp.errors import Refused
+from privsgp.research import claims
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from privsgp.research.compare import Comparison
-
     Points = Sequence[Mapping[str, float]]
 
+COLOURS = ("#2f6fb0", "#e07b39", "#3a9b6e", "#b5478a", "#8a6fd1", "#c9a227", "#5aa7b8", "#7a5c45")
+INK = "#263238"
 _STYLES = ("-", "--", ":")  # the colours again
 
 
-def draw_comparison(comparison: Comparison, path: Path) -> None:
+def draw_comparison(told: dict[str, Any], path: Path) -> None:
     """Draw accuracy against steps and, where there is a clock, against virtual time."""
-    rows = [row.as_json() for row in comparison.rows]
+    rows = told["rows"]
     panels = [("against_steps", "steps")]
     if any(row["against_time"] for row in rows):
         panels.append(("against_time", "virtual seconds"))
@@ -33,7 +33,7 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
     for axis, (key, x) in zip(axes, panels, strict=True):
         lines(axis, {row["algorithm"]: row[key] for row in rows if row[key]})
         dress(axis, x, "test accuracy")
-    save(figure, path, dpi=100)
+    save(figure, path)
 
 
 def draw_figure(told: dict[str, Any], path: Path) -> None:
@@ -52,7 +52,7 @@ def draw_figure(told: dict[str, Any], path: Path) -> None:
                 axis.set_yscale("log")
     verdict = ", ".join(claims.stated(told))
     figure.suptitle(f"{told['name']}, {told['mode']}, {told['scale']}: the claim {verdict}", color=INK, fontsize=11)
-    save(figure, path, dpi=100)
+    save(figure, path)
 
 
 def _points(curves: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, float]]]:
@@ -72,8 +72,14 @@ def _legend(curves: Sequence[dict[str, Any]], words: str = "") -> str:
 
 
 def panes(count: int) -> tuple[Figure, list[Axes]]:
-    """Return a figure and its axes side by side."""
-    return pictures.panes(count, 5.4 * count + 0.4, 4.2)
+    """Return a figure and its axes side by side; needs no display."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.4 * count + 0.4, 4.2), layout="constrained", facecolor="white")
+    axes: list[Axes] = list(figure.subplots(1, count, squeeze=False).flat)
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
 
 
 def lines(axis: Axes, curves: Mapping[str, Points], marker: str = "") -> None:
@@ -91,3 +97,16 @@ def dress(axis: Axes, x: str, y: str) -> None:
     axis.set(xlabel=x, ylabel=y)
     axis.grid(visible=True, alpha=0.25)
     axis.legend(frameon=False, fontsize=8)
+
+
+def save(figure: Figure, path: str | Path, dpi: int = 100) -> None:
+    """Write a picture (.png, .pdf or .svg); the same picture is the same bytes."""
+    from matplotlib import rc_context
+
+    try:
+        with rc_context({"svg.hashsalt": "privsgp", "svg.fonttype": "none"}):
+            figure.savefig(path, dpi=dpi, metadata={"Date": None} if Path(path).suffix == ".svg" else None)
+    except (OSError, ValueError) as error:
+        raise Refused(
+            f"the picture {str(path)!r} cannot be written: {error}", "give a .png in a folder that exists"
+        ) from error

@@ -8,12 +8,16 @@ curve was left out as one that cannot be judged.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from privsgp import data
 from privsgp.devices import device_name
 from privsgp.errors import Refused, refuse_below_one
-from privsgp.files import write_json
-from privsgp.research import compare, picture, small_data
+from privsgp.files import replace, write_json
+from privsgp.research import compare, picture
 from privsgp.research.claims import Found
 from privsgp.research.figures import SETTINGS, Curve, Figure, Mode, Scale, Setting, known
 from privsgp.research.provenance import provenance
@@ -23,10 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from privsgp.research.bench import Bench, Several
     from privsgp.runs.config import Config
 
 VERSION = 1
+TEST = 1000  # test samples of a small copy
 
 
 def reproduce(
@@ -94,7 +101,8 @@ def judged(told: dict[str, Any]) -> dict[str, Any]:
     """
     figure, setting = known(told["name"]), SETTINGS[_data(told["name"]), told["scale"]]
     planned, there = figure.curves(setting, told["mode"]), {curve["label"]: curve for curve in told["curves"]}
-    claim, printed = figure.claim(setting), [curve for curve in planned if not curve.instead_of]
+    claim = partial(figure.claim, figure.subject(setting))
+    printed = [curve for curve in planned if not curve.instead_of]
     run = {curve.key: Found.told(there[curve.label]) for curve in planned if curve.label in there}
     verdict = claim({curve.key: run[curve.key] for curve in printed if curve.key in run})
     left_out = ", ".join(curve.label for curve in printed if curve.key not in run)
@@ -123,7 +131,7 @@ def _data_dir(setting: Setting, bench: Bench, chosen: dict[str, Config]) -> Path
     """Return where the data lie; a small copy is made where the figure wants one."""
     if setting.samples is None or all(config.data.name != setting.file for config in chosen.values()):
         return bench.data_dir
-    small_data.make(setting.data, setting.samples, bench.out / "data" / setting.file, bench.data_dir)
+    _small_copy(setting.data, setting.samples, bench.out / "data" / setting.file, bench.data_dir)
     return bench.out / "data"
 
 
@@ -148,3 +156,35 @@ def _told(curve: Curve, runs: Several) -> dict[str, Any]:
         **{key: None if spread is None else spread.as_json() for key, spread in spreads.items()},
         "loss_curve": runs.curve("train_loss"), "accuracy_curve": runs.curve(runs.accuracy_key),
     }  # fmt: skip
+
+
+def _small_copy(name: str, samples: int, path: Path, data_dir: Path | None) -> None:
+    """Write a part of the data set to an .npz file, unless it is there; a fixed seed decides which samples.
+
+    CIFAR-10's pixels are averaged two by two.
+    """
+    if path.exists():
+        return
+    whole = data.load(name, data_dir=data_dir)
+    rng = np.random.Generator(np.random.Philox(0))
+    arrays: dict[str, Any] = {"classes": np.int64(10)}
+    for end, x, y, count in (("", whole.x, whole.y, samples), ("_test", whole.x_test, whole.y_test, TEST)):
+        if x is None or y is None:
+            raise TypeError(f"{name} has no test data")
+        rows = rng.permutation(len(y))[:count]
+        arrays |= {f"x{end}": _halved(x[rows]) if name == "cifar10" else x[rows], f"y{end}": y[rows]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def save(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            np.savez(file, **arrays)
+
+    replace(path, save)
+
+
+def _halved(images: NDArray[Any]) -> NDArray[np.float32]:
+    """Average squares of two by two pixels."""
+    n, channels, height, width = images.shape
+    squares = images.reshape(n, channels, height // 2, 2, width // 2, 2)
+    halved: NDArray[np.float32] = squares.mean((3, 5), dtype=np.float32)
+    return halved

@@ -6,6 +6,8 @@ import math
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from privsgp.accounting.shown import span_up, up
 from privsgp.report.terminal import out, show_lines, show_table
 from privsgp.research import claims
@@ -14,7 +16,8 @@ from privsgp.runs.views import LABELS, clocked
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from privsgp.research.observer import View
+    from numpy.typing import NDArray
+
     from privsgp.research.tune import Tuned
 
 
@@ -78,18 +81,19 @@ def _three(value: float | None, write: Callable[[float, int], str] = lambda v, d
 _MOST_SITES = 9  # for which a matrix fits into eighty characters
 
 
-def show_view(view: View, guarantee: float) -> None:
+def show_view(epsilon: NDArray[np.float64], delta: float, guarantee: float) -> None:
     """Print what each site learns of each other: the matrix where it fits, else the most and the least of each."""
     from privsgp.research.observer import NOTE
 
-    words = f"what one site learns of another: ε at δ = {up(view.delta)}; against everybody {up(guarantee)}"
+    words = f"what one site learns of another: ε at δ = {up(delta)}; against everybody {up(guarantee)}"
     out.print(words, style="bold", soft_wrap=True, highlight=False)
-    if len(view.epsilon) <= _MOST_SITES:
-        columns, found = [f"of {j}" for j in range(len(view.epsilon))], view.epsilon.tolist()
-    else:
-        columns, found = ["the most", "of site", "the least", "of site"], view.extremes()
-    rows = [[str(i), *("–" if math.isnan(value) else up(value, 3) for value in row)] for i, row in enumerate(found)]
-    show_table(None, ("observer", *columns), rows, words=())
+    columns = [f"of {j}" for j in range(len(epsilon))]
+    rows = [["–" if math.isnan(value) else up(value, 3) for value in row] for row in epsilon]
+    if len(epsilon) > _MOST_SITES:
+        columns = ["the most", "of site", "the least", "of site"]
+        ends = [(int(np.nanargmax(row)), int(np.nanargmin(row))) for row in epsilon]
+        rows = [[rows[i][most], str(most), rows[i][least], str(least)] for i, (most, least) in enumerate(ends)]
+    show_table(None, ("observer", *columns), [[str(i), *row] for i, row in enumerate(rows)], words=())
     show_lines([NOTE])
 
 

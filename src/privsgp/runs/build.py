@@ -112,7 +112,7 @@ def _weights(config: Config, samples: Sequence[int], protection: Protection) -> 
 
 def _refuse_short(m: Mechanism, least: float) -> None:
     """Refuse a difference clip C that the rounding of a table's entry to float32 would outdo."""
-    given = m.entry_clip
+    given = None if m.weighted is None else m.weighted.difference_clip
     if given is not None and given < least:
         raise Refused(
             f"algorithm.difference_clip = {given:g} with entries that are rounded to float32",

@@ -18,7 +18,7 @@ from privsgp.data import schema as schemas
 from privsgp.data import tables
 from privsgp.data.dataset import inputs, targets, tokens
 from privsgp.data.images import ImageOptions, bare_images, is_image
-from privsgp.data.loading import Form, read_arrays, unlabelled
+from privsgp.data.loading import Form, read_arrays
 from privsgp.data.same_records import hashes, in_common
 from privsgp.data.samples import Fields, are_fields, field_arrays, is_dataset, pair, plain
 from privsgp.data.text import TextOptions
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def encoded_rows(path: Path, card: dict[str, Any]) -> NDArray[np.float32]:
     """Return the samples of a file."""
     _refuse_unreadable(path, card)
-    return checked(unlabelled(path, replace(form_of(card), schema=_schema(path, card))), card)
+    return checked(read_arrays(path, replace(form_of(card), schema=_schema(path, card)), labelled=False).x, card)
 
 
 def file_names(path: Path, card: dict[str, Any]) -> list[str] | None:
@@ -58,7 +58,7 @@ def _pair(path: Path, card: dict[str, Any]) -> tuple[Any, Any]:
     if form.images is not None and is_image(path):
         raise Refused(f"{path} is an image without a class", "give a folder of class folders")
     found = read_arrays(path, replace(form, schema=_schema(path, card)))
-    return (found.x, found.y) if isinstance(found, tables.Table) else (found["x"], found["y"])
+    return found.x, found.y
 
 
 def _refuse_unreadable(path: Path, card: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ class StackedLayer(nn.Module, ABC):
 
     positional: ClassVar[bool] = True  # the safe side
 
-    def __init__(self, name: str, layer: nn.Module, *, samples_first: bool) -> None:
+    def __init__(self, name: str, layer: nn.Module) -> None:
         super().__init__()
         self.name = name
         self.trained = [p for p, value in layer.named_parameters() if value.requires_grad]
@@ -43,7 +43,7 @@ class StackedLayer(nn.Module, ABC):
         self.stacked: dict[str, Tensor] = {}  # [m, *shape] by parameter, set before each pass
         self.calls: list[Call] = []
         self.models = 0
-        self.samples_first = samples_first
+        self.samples_first = False
 
     @staticmethod
     def suits(layer: nn.Module) -> bool:  # noqa: ARG004 - what a kind of layer can be asked
@@ -59,12 +59,12 @@ class StackedLayer(nn.Module, ABC):
     def piece(self, call: Call, delta: Tensor, batch: int, *, input_is_data: bool) -> Piece:
         """Return the layer's share of the per-sample gradients; δ is shaped like the output of `call`."""
 
-    def load(self, views: Mapping[str, Tensor], models: int) -> None:
-        """Take the weights of m models; what is frozen is the same for all."""
+    def load(self, views: Mapping[str, Tensor], models: int, *, samples_first: bool) -> None:
+        """Take the weights of m models, before each pass; what is frozen is the same for all."""
         prefix = f"{self.name}." if self.name else ""
         self.stacked = {p: views[prefix + p] for p in self.trained}
         self.stacked |= {p: value.expand(models, *value.shape) for p, value in self.frozen.items()}
-        self.models = models
+        self.models, self.samples_first = models, samples_first
         self.calls.clear()
 
     def split(self, x: Tensor) -> Tensor:
