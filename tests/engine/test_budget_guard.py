@@ -39,6 +39,7 @@ def _payments(folder, *, simulation=False, spare=40, budget=True, private=True):
         here=range(2),
         steps=STEPS,
         simulation=simulation,
+        device=torch.device("cpu"),
         protection=protection,
         mechanisms=protection.mechanisms,
         released=lambda _node, k: k,
