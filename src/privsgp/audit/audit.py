@@ -181,7 +181,7 @@ def _spec(config: Config, problem: problems.Problem) -> RunSpec:
             raise Refused(f"privacy.sigma = 0 for node {i}", "without noise ε is infinite: there is nothing to audit")
     # Momentum, weights, unit steps and averages are made of noised directions, and whoever knows them can take them
     # back: the audit looks at the directions as they are.
-    spec = dataclasses.replace(spec, momentum=0.0, normalised=False, weights=None, final_model=FinalModel())
+    spec = dataclasses.replace(spec, momentum=0.0, weights=None, final_model=FinalModel())
     return dataclasses.replace(spec, evaluate_every=spec.steps, checkpoint_every=spec.steps)
 
 

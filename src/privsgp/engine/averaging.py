@@ -1,7 +1,7 @@
-"""Averages of iterates: what a run releases in place of its last step, so that noise averages out.
+"""Averages of iterates: the model that a run releases instead of its last step, so that noise averages out.
 
-`tail` is the mean over the last share of the steps, `exponential` weighs a step d^age. Both are kept of x and of w, so
-that Σx̄_i / Σw̄_i is the same average of the average models, and each node's x̄_i / w̄_i its own.
+`tail` is the mean over the last share of the steps. It is kept of x and of w, so that Σx̄_i / Σw̄_i is the same average
+of the average models, and each node's x̄_i / w̄_i its own.
 """
 
 from __future__ import annotations
@@ -14,33 +14,31 @@ from pydantic import Field, model_validator
 
 from privsgp.algorithms import State
 from privsgp.errors import Refused
-from privsgp.options import Options, Probability, Share, option
+from privsgp.options import Options, Share, option
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-_SHARE, _DECAY = 0.5, 0.99  # of averages, if none is given
+_SHARE = 0.5  # of the steps, if none is given
 
 
 class FinalModelOptions(Options):
     """Which model a run ends with."""
 
-    average: Literal["none", "tail", "exponential"] = option("none", "of iterates: the model that is released")
+    average: Literal["none", "tail"] = option("none", "of iterates: the model that is released")
     average_share: Share | None = option(
         None, f"share of the steps, from the end, of a tail average; left out: {_SHARE}"
     )
-    average_decay: Probability | None = option(None, f"d of an exponential average, d^age; left out: {_DECAY}")
     final_mixing: Annotated[int, Field(ge=0)] = option(0, "rounds of mixing without gradients at the end")
 
     @model_validator(mode="after")
     def _average_has_a_use(self) -> Self:
-        for key, kind in (("average_share", "tail"), ("average_decay", "exponential")):
-            if getattr(self, key) is not None and self.average != kind:
-                raise Refused(
-                    f"algorithm.{key} = {getattr(self, key)} with algorithm.average = {self.average!r}",
-                    f"leave it out, or take {kind!r}",
-                )
+        if self.average_share is not None and self.average == "none":
+            raise Refused(
+                f"algorithm.average_share = {self.average_share} with algorithm.average = 'none'",
+                "leave it out, or take 'tail'",
+            )
         return self
 
 
@@ -48,49 +46,37 @@ class FinalModelOptions(Options):
 class FinalModel:
     """What becomes of the iterates in the end: an average over `share` of them, and rounds of mixing alone."""
 
-    average: Literal["none", "tail", "exponential"] = "none"
+    average: Literal["none", "tail"] = "none"
     share: float = _SHARE
-    decay: float = _DECAY
     mixing: int = 0
 
     @property
     def text(self) -> str:
         """Say what model.safetensors is."""
-        kind = {
-            "none": "of the last step",
-            "tail": f"averaged over the last {self.share:.0%} of the steps",
-            "exponential": f"averaged over the steps with weights {self.decay:g}^age",
-        }[self.average]
-        return kind + (f", mixed {self.mixing} times more" if self.mixing else "")
+        tail = f"averaged over the last {self.share:.0%} of the steps"
+        mixed = f", mixed {self.mixing} times more" if self.mixing else ""
+        return (tail if self.average == "tail" else "of the last step") + mixed
 
 
 class Averaging:
     """The running average of a block of nodes."""
 
     def __init__(self, final_model: FinalModel, steps: int, like: State) -> None:
-        self.final_model, self.first = final_model, steps - max(1, round(final_model.share * steps))
+        self.first = steps - max(1, round(final_model.share * steps))
         self.x = torch.zeros_like(like.x) if final_model.average != "none" else None
         self.w = torch.zeros_like(like.w)
 
     def add(self, k: int, s: State) -> None:
         """Take in the state after step k."""
-        if self.x is None or (self.final_model.average == "tail" and k < self.first):
-            return
-        new = 1 - self.final_model.decay if self.final_model.average == "exponential" else 1 / (k + 1 - self.first)
-        self.x.lerp_(s.x, new)
-        self.w.lerp_(s.w, new)
+        if self.x is not None and k >= self.first:
+            self.x.lerp_(s.x, 1 / (k + 1 - self.first))
+            self.w.lerp_(s.w, 1 / (k + 1 - self.first))
 
     def released(self, s: State) -> State:
         """Return the average, or the state itself where there is none (yet)."""
         if self.x is None or not bool(self.w.any()):
             return s
         return State.debiased(self.x, self.w)
-
-    def forget(self) -> None:
-        """Begin again."""
-        self.w.zero_()
-        if self.x is not None:
-            self.x.zero_()
 
     def arrays(self) -> dict[str, Tensor]:
         """Return what must survive."""

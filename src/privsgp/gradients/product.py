@@ -51,15 +51,11 @@ def aligned_rows(like: Tensor, columns: int) -> Tensor:
     return _room(like, 1, columns)[:, 0] if device_of(like).in_host_memory else like.new_empty(like.shape[0], columns)
 
 
-def _begins_aligned(stack: Tensor) -> bool:
-    return stack.data_ptr() % _ALIGNMENT == 0 and stack.stride(0) * stack.element_size() % _ALIGNMENT == 0
-
-
 def _aligned(stack: Tensor) -> Tensor:
     """Return the stack itself if all its matrices begin at a multiple of 64 bytes, else a copy that is so."""
     if stack.stride(2) != 1 and stack.stride(1) == 1:
         return _aligned(stack.transpose(1, 2)).transpose(1, 2)
-    if _begins_aligned(stack):
+    if stack.data_ptr() % _ALIGNMENT == 0 and stack.stride(0) * stack.element_size() % _ALIGNMENT == 0:
         return stack
     return _room(stack, *stack.shape[1:]).copy_(stack)
 

@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.accounting.ledger import Segment
-    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.graph import Graph
-    from privsgp.randomness.protocol import Noise
     from privsgp.runs.config import Config
     from privsgp.runs.resolve import Resolved
     from privsgp.transport.rendezvous import World
@@ -64,7 +62,12 @@ def build_run(
     slack = kappa(dtype, device, positions=places)
     dim = Layout.of(problem.model).dim
     protection = calibrate_nodes(config, problem.samples, slack, earlier, world, releases, dim, agreed)
-    _refuse_short(protection.mechanisms[0], least_difference_clip(config.privacy.clip, dtype, places))
+    weighted, least = protection.mechanisms[0].weighted, least_difference_clip(config.privacy.clip, dtype, places)
+    clip = None if weighted is None else weighted.difference_clip
+    if clip is not None and clip < least:
+        what = f"algorithm.difference_clip = {clip:g} with entries that are rounded to float32"
+        raise Refused(what, f"take at least {least:g}: rounding moves an entry too")
+    c = protection.covariance
     spec = RunSpec(
         name=config.name,
         seed=config.seed,
@@ -85,10 +88,9 @@ def build_run(
         faults=faults,
         layout=layout(config),
         momentum=a.momentum,
-        normalised=a.unit_steps,
         weights=_weights(config, problem.samples, protection),
         final_model=_final_model(config, faults),
-        noise=_noise(config, protection),
+        noise=IndependentNoise() if c is None else PairwiseNoise(c, config.honest, config.shared_hash()),
         sites=config.data.sites or (),
         share_metrics=config.test_is_public,
         pretraining=pretraining(config.features.name),
@@ -96,11 +98,6 @@ def build_run(
     )
     refuse_vast(spec, places)
     return spec
-
-
-def _noise(config: Config, protection: Protection) -> Noise:
-    c = protection.covariance
-    return IndependentNoise() if c is None else PairwiseNoise(c, config.honest, config.shared_hash())
 
 
 def _weights(config: Config, samples: Sequence[int], protection: Protection) -> list[float] | None:
@@ -111,16 +108,6 @@ def _weights(config: Config, samples: Sequence[int], protection: Protection) -> 
     return node_weights(config.algorithm.weights, samples, [m.sigma for m in protection.mechanisms])
 
 
-def _refuse_short(m: Mechanism, least: float) -> None:
-    """Refuse a difference clip C that the rounding of a table's entry to float32 would outdo."""
-    given = None if m.weighted is None else m.weighted.difference_clip
-    if given is not None and given < least:
-        raise Refused(
-            f"algorithm.difference_clip = {given:g} with entries that are rounded to float32",
-            f"take at least {least:g}: rounding moves an entry too",
-        )
-
-
 def _final_model(config: Config, faults: Faults | None) -> FinalModel:
     a = config.algorithm
     if faults is not None and (a.average != "none" or a.final_mixing):
@@ -128,8 +115,7 @@ def _final_model(config: Config, faults: Faults | None) -> FinalModel:
             f"algorithm.average = {a.average!r} and algorithm.final_mixing = {a.final_mixing} with simulated faults",
             "leave them out: nodes that leave or fall behind have no common average",
         )
-    given = {"share": a.average_share, "decay": a.average_decay}
-    return FinalModel(a.average, mixing=a.final_mixing, **{key: v for key, v in given.items() if v is not None})
+    return FinalModel(a.average, a.average_share or FinalModel.share, a.final_mixing)
 
 
 def make_clock(config: Config, network: Graph, message_bytes: int) -> Waiting | Events:
