@@ -13,6 +13,7 @@ import typer
 from privsgp.accounting.shown import up
 from privsgp.cli_data import Json, configured, there
 from privsgp.errors import Interrupted, Refused
+from privsgp.files import in_units
 from privsgp.report.terminal import LogFormat, bar, doing, out, show, show_log, show_run, tell
 
 if TYPE_CHECKING:
@@ -352,7 +353,7 @@ def _last_message(one: dict[str, Any]) -> str:
     if one["step"] is None:
         return "no message yet"
     when = "before this process" if (seconds := one["seconds_ago"]) is None else f"{seconds:.0f} s ago"
-    return f"step {one['step']}, {when}; {one['bytes'] / 1e6:.1f} MB"
+    return f"step {one['step']}, {when}; {in_units(one['bytes'])}"
 
 
 def _releases(agreement: Agreement, node: int, told: dict[str, Any]) -> str:
@@ -368,7 +369,9 @@ def leave(study: Study, home: Home = None, folder: Out = None) -> None:
     from privsgp.sites.run import leave as go
 
     told = go(study, home=_home(home), out=folder)
-    out.print("this site has left; the others were told" if told else "the process in the run says goodbye and ends")
+    out.print(
+        "this site has left; the others were told" if told else "the process that takes part tells the others, and ends"
+    )
 
 
 def relay(

@@ -190,6 +190,7 @@ class Inbox:
         Nor is what is new after another message than the one that is here: the answer says which that is.
         """
         (header, signature, base), pieces = opened(first), counted(self.bytes_from, peer, rest)
+        self.bytes_from[peer] += len(first)
         refuse_head(self.agreement, peer, self.node, header, signature)
         if not self.is_news(header, signature):
             return
