@@ -190,7 +190,8 @@ class Server:
         limits = self.agreement.limits
         with self._call("push", context, limits.transfer) as call:
             with self._border(call):
-                self.inbox.until_open(min(limits.deadline, limits.transfer / 2), lambda: self._over(call))
+                seconds = min(limits.deadline, limits.transfer / 2)
+                wait_for(self.changed, lambda: self.inbox.is_open or self._over(call), seconds)
                 if self.members.is_fresh():
                     self.inbox.receive(call.peer, next(parts, b""), parts)
                     self.members.heard(call.peer)

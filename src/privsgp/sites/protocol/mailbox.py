@@ -122,10 +122,6 @@ class Inbox:
             self.is_open = True
             self.changed.notify_all()
 
-    def until_open(self, seconds: float, ended: Callable[[], bool]) -> None:
-        """Wait until messages are let in, for some time."""
-        wait_for(self.changed, lambda: self.is_open or ended(), seconds)
-
     def restore(self, source: int, step: int, sums: NDArray[np.float64]) -> None:
         """Note what an earlier process of this site had taken from a link."""
         with self.changed:
