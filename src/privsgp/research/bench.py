@@ -99,13 +99,15 @@ def run_all(
 @contextlib.contextmanager
 def alone_in(place: Path) -> Iterator[None]:
     """Hold the folder of many runs: a second command there is refused. A refused command leaves no new folder."""
-    new = not place.exists()
+    new = [path for path in (place, *place.parents) if not path.exists()]
     with Folder(place).locked() as folder:
         try:
             yield
         except Refused:
             if new and list(place.iterdir()) == [folder.lock]:
-                shutil.rmtree(place)
+                folder.lock.unlink()
+                for path in new:
+                    path.rmdir()
             raise
 
 
