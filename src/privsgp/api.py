@@ -311,46 +311,37 @@ def _refuse_unfit(problem: problems.Problem, measure: Measure) -> None:
 
     Else a record of the class without an output would end the run. Tried on made-up samples and public ones alone.
     """
-    shape, still = problem.dataset.x.shape[1:], copy.deepcopy(problem.model).cpu().eval()
-    try:
-        with torch.no_grad():
-            first = (p.dtype for p in still.parameters() if p.is_floating_point())
-            kind = torch.int64 if problem.dataset.x.dtype == np.int64 else next(first, torch.float32)
-            outputs = still(torch.zeros(2, *shape, dtype=kind))
-    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError, AssertionError) as error:
-        raise Refused(
-            f"the model does not take samples of shape {tuple(shape)}: {error}",
-            "give its first layer the width of a sample, or samples the shape that it takes",
-        ) from error
+    d, still = problem.dataset, copy.deepcopy(problem.model).cpu().eval()
+    first = (p.dtype for p in still.parameters() if p.is_floating_point())
+    samples = torch.zeros(2, *d.x.shape[1:], dtype=torch.int64 if d.x.dtype == np.int64 else next(first, torch.float32))
+    outputs = _tried(
+        lambda: still(samples), f"the model does not take samples of shape {tuple(d.x.shape[1:])}",
+        "give its first layer the width of a sample, or samples the shape that it takes",
+    )  # fmt: skip
     if not isinstance(outputs, torch.Tensor):
-        raise Refused(
-            f"the model returns a {type(outputs).__name__}",
-            "let forward return one tensor [B, …]: of an LSTM, say, out[:, -1]",
-        )
-    classes = problem.dataset.classes or 0
-    if measure.kind == "cross-entropy" and (count := outputs.shape[-1]) < classes:
+        what = f"the model returns a {type(outputs).__name__}"
+        raise Refused(what, "let forward return one tensor [B, …]: of an LSTM, say, out[:, -1]")
+    count, classes = outputs.shape[-1], d.classes or 0
+    if measure.kind == "cross-entropy" and count < classes:
         or_binary = ", or take loss='binary' for two classes" if (count, classes) == (1, 2) else ""
-        raise Refused(
-            f"a model with {count} output{'s' * (count > 1)} for {classes} classes",
-            f"give it one for each class{or_binary}",
-        )
-    _refuse_failing_loss(problem, outputs)
-    if measure.own and (y := problem.dataset.y_test) is not None:
-        measure.refuse_failing(outputs[:1].expand(len(y), *outputs.shape[1:]), torch.from_numpy(y))
+        what = f"a model with {count} output{'s' * (count > 1)} for {classes} classes"
+        raise Refused(what, f"give it one for each class{or_binary}")
+    targets = torch.zeros(2, *d.y.shape[1:], dtype=torch.int64 if d.y.dtype == np.int64 else outputs.dtype)
+    _tried(
+        lambda: problem.loss(outputs, targets),
+        f"the loss fails on outputs {list(outputs.shape)} and targets {list(targets.shape)}",
+        "let it return one number per sample; for targets that are numbers say task='regression'",
+    )
+    if measure.own and d.y_test is not None:
+        measure.refuse_failing(outputs[:1].expand(len(d.y_test), *outputs.shape[1:]), torch.from_numpy(d.y_test))
 
 
-def _refuse_failing_loss(problem: problems.Problem, outputs: Tensor) -> None:
-    """Refuse a loss that does not take outputs and targets of these shapes, on targets that are nobody's."""
-    y = problem.dataset.y
-    targets = torch.zeros(len(outputs), *y.shape[1:], dtype=torch.int64 if y.dtype == np.int64 else outputs.dtype)
+def _tried(call: Callable[[], Any], what: str, remedy: str) -> Any:  # noqa: ANN401 - whatever the user's code returns
     try:
         with torch.no_grad():
-            problem.loss(outputs, targets)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise Refused(
-            f"the loss fails on outputs {list(outputs.shape)} and targets {list(targets.shape)}: {error}",
-            "let it return one number per sample; for targets that are numbers say task='regression'",
-        ) from error
+            return call()
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError, AssertionError) as error:
+        raise Refused(f"{what}: {error}", remedy) from error
 
 
 def _sections(settings: dict[str, Any], nodes: int | None, kind: Kind | None, own: dict[str, Any]) -> dict[str, Any]:

@@ -6,15 +6,14 @@ import functools
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, cast
+from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.core
 
-from privsgp import __version__, cli_data, cli_models, cli_sites, later, plugins
-from privsgp.accounting.shown import up
+from privsgp import __version__, cli_account, cli_data, cli_models, cli_sites, later, plugins
+from privsgp.cli_account import C2, AccountantOption, Clip, known_accountant
 from privsgp.cli_data import Changes, DataDir, Json, note, one_of
 from privsgp.errors import Diverged, Refused, Stopped, mending
 from privsgp.files import finite
@@ -28,7 +27,6 @@ from privsgp.report.terminal import (
     show_end,
     show_formula,
     show_keys,
-    show_lines,
     show_log,
     show_plan,
     show_run,
@@ -36,13 +34,6 @@ from privsgp.report.terminal import (
     stage,
     tell,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from privsgp.accounting.accountant import Spent
-    from privsgp.accounting.mechanisms import Accountant, Mechanism, Saga, Sampling
-    from privsgp.accounting.pairwise import Sharing
 
 
 class _Commands(typer.core.TyperGroup):
@@ -62,39 +53,9 @@ app = typer.Typer(
     cls=_Commands, help="Private learning without a server.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 cli_models.add_to(app)
+cli_account.add_to(app)
 cli_data.add_to(app)
 cli_sites.add_to(app)
-
-Algorithm = Annotated[str, typer.Option(help="privsgp-vr, privsgp, dp2-sgd, …: any that adds noise.")]
-Samples = Annotated[int, typer.Option(help="J, the node's number of samples.")]
-Batch = Annotated[float, typer.Option(help="b, the expected batch.")]
-Steps = Annotated[int, typer.Option(help="K, the number of releases.")]
-Clip = Annotated[float, typer.Option(help="G, the norm of one sample's clipped gradient.")]
-Delta = Annotated[float, typer.Option(help="δ")]
-DifferenceClip = Annotated[float | None, typer.Option(help="C of clipped differences; default: they are not clipped.")]
-DifferenceScale = Annotated[str | None, typer.Option(help="θ, or auto as in training; default: the paper's, 1.")]
-Period = Annotated[
-    int | None, typer.Option(help="Releases from one anchor to the next (ldp-svrg, ldp-spider); default 10.")
-]
-Alpha = Annotated[float | None, typer.Option(help="α of dp-srm; default 0.1.")]
-Aggregated = Annotated[
-    int | None,
-    typer.Option(help="Nodes whose messages are only seen as a sum (dp-srm); default 1: every message is seen."),
-]
-SamplingOption = Annotated[str, typer.Option(help="poisson or fixed")]
-RelationOption = Annotated[str, typer.Option(help="zero-out or replace-one")]
-AccountantOption = Annotated[str, typer.Option(help="certified, or published (the formula of the algorithm's paper)")]
-C2 = Annotated[float, typer.Option(help="c₂ of the published formula.")]
-Kappa = Annotated[float, typer.Option(help="κ, the slack of the arithmetic; runs count with 2⁻¹² or more in float32.")]
-Coordinates = Annotated[
-    int, typer.Option(help="d, the length of a message: counts what computed noise costs; 0 takes noise as ideal.")
-]
-NoiseOption = Annotated[str, typer.Option(help="independent, or pairwise: shared by pairs of nodes")]
-Nodes = Annotated[int | None, typer.Option(help="n, of pairwise noise.")]
-Honest = Annotated[int | None, typer.Option(help="h: nodes that are honest, oneself included; default: 3n/4.")]
-
-
-SHARING = ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd")  # methods in whose steps shared noise cancels
 
 
 @functools.cache
@@ -269,7 +230,7 @@ def plan(
         constants = Constants(smoothness, gap, heterogeneity, norm)
         formula = planning.from_constants(
             constants, graphs.make(network, nodes), dim, clip, samples=samples, batch=batch, budget=(epsilon, delta),
-            published_c2=c2 if nominal(_accountant(accountant)) else None,
+            published_c2=c2 if nominal(known_accountant(accountant)) else None,
         )  # fmt: skip
         tell(formula.as_json(), show_formula, formula, as_json=as_json)
 
@@ -296,122 +257,6 @@ def graph(
         graphs.draw(network, save)
         err.print(f"drawn to {save}")
     tell(dict(rows), show, f"{name}, {nodes} nodes", rows, as_json=as_json)
-
-
-@app.command()
-def account(
-    samples: Samples,
-    batch: Batch,
-    steps: Steps,
-    sigma: Annotated[
-        float | None, typer.Option(help="Noise per coordinate of the averaged gradient; of pairwise noise its worth.")
-    ] = None,
-    algorithm: Algorithm = "privsgp-vr",
-    clip: Clip = 1.0,
-    delta: Delta = 1e-5,
-    difference_clip: DifferenceClip = None,
-    difference_scale: DifferenceScale = None,
-    period: Period = None,
-    alpha: Alpha = None,
-    aggregated: Aggregated = None,
-    sampling: SamplingOption = "poisson",
-    relation: RelationOption = "zero-out",
-    accountant: AccountantOption = "certified",
-    c2: C2 = 0.3724,
-    kappa: Kappa = 0.0,
-    coordinates: Coordinates = 0,
-    noise: NoiseOption = "independent",
-    nodes: Nodes = None,
-    honest: Honest = None,
-    own_sigma: Annotated[float | None, typer.Option(help="Pairwise noise: a node's own, in place of --sigma.")] = None,
-    pair_sigma: Annotated[float | None, typer.Option(help="Pairwise noise: that of each pair.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Tell the ε that so much noise gives. No data needed."""
-    from privsgp.accounting import accountant as accountants
-    from privsgp.accounting import calibration
-    from privsgp.accounting.mechanisms import nominal
-
-    own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
-    kind, related = _accountant(accountant), _relation(relation)
-    shared = _sharing(noise, algorithm, accountant, nodes, honest)
-    covariance = None if shared is None else shared.given(own_sigma, pair_sigma)
-    if sigma is not None and covariance is not None:
-        raise Refused(f"--sigma {sigma:g} with --noise pairwise", "give --own-sigma and --pair-sigma instead")
-    if sigma is None and covariance is None:
-        raise Refused("no --sigma", "give the noise; of noise that nodes share, --noise pairwise and both its σ")
-    counted = sigma if covariance is None or shared is None else covariance.effective(shared.honest)[0]
-    bare = _mechanism(algorithm, counted or 0.0, clip, batch, samples, sampling, kappa, **own)
-
-    def auto(saga: Saga) -> float:
-        left = 1.0 if covariance is None else covariance.left([saga.sigma] * covariance.graph.nodes)
-        return 1.0 if nominal(kind) else calibration.largest_at(saga, steps, delta, related, left)
-
-    mechanism = _scaled(bare, algorithm, difference_scale, auto).changed(coordinates=coordinates)
-    if shared is not None and covariance is not None:
-        mechanism = shared.counted(mechanism, covariance)
-    spent = accountants.epsilon(mechanism, steps, delta, related)
-    claimed = plugins.formula(kind).epsilon(mechanism, steps, delta, c2, algorithm) if nominal(kind) else None
-    answer = _counted(spent, kind, claimed, c2, mechanism if difference_scale else None)
-    if shared is not None and covariance is not None and mechanism.shared is not None:
-        answer |= shared.told(covariance, mechanism.shared, steps, delta, related)
-    _answer(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json)
-
-
-@app.command()
-def calibrate(
-    samples: Samples,
-    batch: Batch,
-    steps: Steps,
-    epsilon: Annotated[float, typer.Option(help="ε, the budget.")],
-    algorithm: Algorithm = "privsgp-vr",
-    clip: Clip = 1.0,
-    delta: Delta = 1e-5,
-    difference_clip: DifferenceClip = None,
-    difference_scale: DifferenceScale = None,
-    period: Period = None,
-    alpha: Alpha = None,
-    aggregated: Aggregated = None,
-    sampling: SamplingOption = "poisson",
-    relation: RelationOption = "zero-out",
-    accountant: AccountantOption = "certified",
-    c2: C2 = 0.3724,
-    kappa: Kappa = 0.0,
-    coordinates: Coordinates = 0,
-    noise: NoiseOption = "independent",
-    nodes: Nodes = None,
-    honest: Honest = None,
-    pair_ratio: Annotated[float, typer.Option(help="ρ of pairwise noise.")] = 2.0,
-    as_json: Json = False,
-) -> None:
-    """Tell the noise that a budget needs. No data needed."""
-    from privsgp.accounting import accountant as accountants
-    from privsgp.accounting import calibration
-    from privsgp.accounting.counting import count
-    from privsgp.accounting.mechanisms import Shared, nominal
-
-    own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
-    bare = _mechanism(algorithm, 0.0, clip, batch, samples, sampling, kappa, **own)
-    kind, related = _accountant(accountant), _relation(relation)
-
-    def auto(saga: Saga) -> float:
-        left = 1.0 if shared is None else shared.solved(1.0, pair_ratio).left([1.0] * shared.graph.nodes)
-        return 1.0 if nominal(kind) else calibration.largest(saga, steps, epsilon, delta, related, left)
-
-    shared, covariance = _sharing(noise, algorithm, accountant, nodes, honest), None
-    base = mechanism = _scaled(bare, algorithm, difference_scale, auto).changed(coordinates=coordinates)
-    if shared is not None:
-        mechanism = Shared(base, shared.honest, shared.graph.partners)
-    sigma = count(kind, related, algorithm, steps, c2).sigma(mechanism, steps, epsilon, delta)
-    if shared is not None:
-        covariance = shared.solved(sigma, pair_ratio)
-        mechanism = shared.counted(base, covariance)
-    spent = accountants.epsilon(mechanism.with_sigma(sigma), steps, delta, related)
-    told = _counted(spent, kind, epsilon if nominal(kind) else None, c2, mechanism if difference_scale else None)
-    answer = {"sigma": sigma, "epsilon": told["epsilon"], "target_epsilon": epsilon} | told
-    if shared is not None and covariance is not None and mechanism.shared is not None:
-        answer |= shared.told(covariance, mechanism.shared, steps, delta, related)
-    _answer(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json)
 
 
 @app.command()
@@ -521,156 +366,3 @@ def options(
         if section in (None, name):
             for whose, found in groups:
                 show_keys(f"[{name}]" if name else "at the top", whose, found)
-
-
-def declared() -> dict[str, Callable[..., Mechanism]]:
-    """Name what each private algorithm declares, without importing torch, which takes longer than the accounting."""
-    from privsgp.accounting.mechanisms import Anchored, Sag, Saga, SampledMean
-
-    kinds: dict[type[Mechanism], tuple[str, ...]] = {
-        SampledMean: ("privsgp", "dp2-sgd", "adp2-sgd", "dp-sgd", "local", "soteriafl-sgd"),
-        Saga: ("privsgp-vr", "soteriafl-svrg", "soteriafl-saga"),
-        Sag: ("privsgp-sag",),
-        Anchored: ("dp-srm", "ldp-svrg", "ldp-spider"),
-    }
-    return {name: kind for kind, names in kinds.items() for name in names}
-
-
-def _mechanism(
-    name: str, sigma: float, clip: float, batch: float, samples: int, sampling: str, kappa: float, **own: float | None
-) -> Mechanism:
-    """Build what an algorithm declares, with those values of its own that were given."""
-    from privsgp.accounting.mechanisms import Summed
-
-    kinds = declared()
-    one_of("sampling", sampling, ("poisson", "fixed"))
-    values = _own(name)
-    if name not in kinds:
-        kinds[name], options = _registered(name)
-        values = {key: options[key].default for key in own if key in options}
-    for key, value in own.items():
-        if value is not None and key not in values:
-            raise Refused(f"--{key.replace('_', '-')} {value:g} with --algorithm {name}", "leave it out")
-        if value is not None:
-            values[key] = value
-    values["sampling"] = sampling
-    nodes = values.pop("aggregated", 1)
-    made = kinds[name](sigma=sigma, clip=clip, batch=batch, samples=samples, kappa=kappa, **values)
-    return made if nodes == 1 else Summed(made, nodes)
-
-
-def _registered(name: str) -> tuple[Callable[..., Mechanism], dict[str, Any]]:
-    """Return what makes the mechanism of a method that an installed package registers, and the method's options."""
-    from privsgp.algorithms import ALGORITHMS, Settings
-
-    one_of("algorithm", name, [name for name, algorithm in ALGORITHMS.items() if algorithm.private])
-
-    options = ALGORITHMS[name].Options
-
-    def mechanism(
-        *, clip: float, sampling: Sampling, batch: float, sigma: float, samples: int, kappa: float, **own: float | None
-    ) -> Mechanism:
-        settings = Settings(clip=clip, sampling=sampling, batch=batch, options=options(**own))
-        return ALGORITHMS[name].mechanism(settings, batch=batch, sigma=sigma, samples=samples, kappa=kappa)
-
-    return mechanism, dict(options.model_fields)
-
-
-def _scaled(mechanism: Mechanism, algorithm: str, given: str | None, auto: Callable[[Saga], float]) -> Mechanism:
-    """Return the mechanism with the θ that was given; `auto` tells what training would take."""
-    if given is None:
-        return mechanism
-    if (saga := mechanism.weighted) is None:
-        raise Refused(f"--difference-scale {given} with --algorithm {algorithm}", "leave it out")
-    return replace(saga, difference_scale=auto(saga) if given == "auto" else _weight(given))
-
-
-def _weight(given: str) -> float:
-    try:
-        return float(given)
-    except ValueError:
-        raise Refused(f"--difference-scale {given}", "take a weight in (0, 1], or auto") from None
-
-
-def _own(name: str) -> dict[str, Any]:
-    """Return the values that only this algorithm's mechanism has, as its settings have them unless they are given."""
-    if name == "dp-srm":
-        return {"difference_clip": None, "alpha": 0.1, "aggregated": 1}
-    if name in ("ldp-svrg", "ldp-spider"):
-        return {"difference_clip": None, "period": 10}
-    return {"difference_clip": None} if name in ("privsgp-vr", "soteriafl-svrg", "soteriafl-saga") else {}
-
-
-def _trust(algorithm: str, aggregated: int | None) -> dict[str, str]:
-    """Tell whom the ε of dp-srm holds against, and how to get what `train` counts, which knows the number of nodes."""
-    if algorithm != "dp-srm":
-        return {}
-    if (aggregated or 1) > 1:
-        return {"trust": "secure aggregation"}
-    words = "every message of the node is seen here; train takes secure aggregation unless algorithm.trust = 'per-node'"
-    note(f"{words}: --aggregated NODES counts that")
-    return {"trust": "per-node"}
-
-
-def _sharing(noise: str, algorithm: str, accountant: str, nodes: int | None, honest: int | None) -> Sharing | None:
-    """Return who shares noise; None where it is independent."""
-    from privsgp.accounting.pairwise import Sharing
-
-    one_of("noise", noise, ("independent", "pairwise"))
-    given = {"--nodes": nodes, "--honest": honest}
-    if noise == "independent":
-        if unused := [f"{key} {value}" for key, value in given.items() if value is not None]:
-            raise Refused(f"{unused[0]} with independent noise", "leave it out, or take --noise pairwise")
-        return None
-    if nodes is None:
-        raise Refused("--noise pairwise without --nodes", "say how many nodes share noise")
-    if algorithm not in SHARING or accountant != "certified":
-        raise Refused(
-            f"--noise pairwise with --algorithm {algorithm} and --accountant {accountant}",
-            f"take one of {', '.join(SHARING)}, and certified",
-        )
-    return Sharing.among(nodes, honest)
-
-
-def _relation(name: str) -> Literal["zero-out", "replace-one"]:
-    one_of("relation", name, ("zero-out", "replace-one"))
-    return "zero-out" if name == "zero-out" else "replace-one"
-
-
-def _accountant(name: str) -> Accountant:
-    from privsgp.accounting.mechanisms import ACCOUNTANTS
-
-    one_of("accountant", name, ACCOUNTANTS)
-    return cast("Accountant", name)
-
-
-def _counted(
-    spent: Spent, accountant: Accountant, claimed: float | None, c2: float, scaled: Mechanism | None
-) -> dict[str, Any]:
-    """Return what was counted: beside the ε that a paper's formula has `claimed`, and the θ of a `scaled` mechanism."""
-    told: dict[str, Any] = {
-        "epsilon": finite(spent.epsilon), "delta": spent.delta, "relation": spent.relation, "accountant": accountant,
-        "rdp_epsilon": finite(spent.rdp_epsilon),
-    }  # fmt: skip
-    if claimed is not None:
-        told |= {"epsilon": finite(claimed), "certified_epsilon": told["epsilon"], "c2": c2}
-    saga = None if scaled is None else scaled.weighted
-    return told if saga is None else told | {"difference_scale": saga.difference_scale}
-
-
-def _digits(key: str, value: object) -> str:
-    """Write an answer's value, numbers with six digits; ε, δ and σ are rounded up, so that none promises more."""
-    if key == "curve" and isinstance(value, list):  # ε by how many nodes are honest
-        return ", ".join(f"{honest}: {_digits('epsilon', epsilon)}" for honest, epsilon in value)
-    if not isinstance(value, float):
-        return "no finite bound" if value is None else str(value)
-    return up(value, 6) if any(word in key for word in ("epsilon", "delta", "sigma")) else f"{value:.6g}"
-
-
-def _answer(answer: dict[str, Any], assumptions: tuple[str, ...], *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(answer))
-        return
-    words = {"curve": "epsilon by honest nodes"}
-    show("privacy", [(words.get(key, key), _digits(key, value)) for key, value in answer.items()])
-    show_lines(assumptions)

@@ -204,13 +204,10 @@ def schedule(times: Times, graph: Graph, steps: int, message: float) -> Events:
 
 def _neighbours(graph: Graph) -> list[list[int]]:
     """Return with whom each node has a link that goes both ways; a node that is alone has itself."""
-    links = np.eye(graph.nodes, dtype=bool)
-    for k in range(graph.period or 0):
-        edges = graph.edges(k)
-        links[edges.source, edges.target] = True
-    if graph.period is None or (links != links.T).any():
+    links = set() if graph.period is None else set(graph.links())
+    if graph.period is None or any((j, i) not in links for i, j in links):
         raise Refused(
             f"graph.name = {graph.name!r} with an asynchronous algorithm: two nodes that average need a link both ways",
             "take an undirected graph: graph.name = 'ring', 'torus' or 'complete'",
         )
-    return [[j for j in range(graph.nodes) if links[i, j] and (j != i or graph.nodes == 1)] for i in range(graph.nodes)]
+    return [[j for j in range(graph.nodes) if (i, j) in links] or [i] for i in range(graph.nodes)]

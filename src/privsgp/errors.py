@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import re
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 # What a terminal would obey or hide instead of showing it: C0 (but for tab and newline), C1, marks that turn the
 # direction of what follows, other ends of a line; and halves of characters, which cannot be written at all.
@@ -37,47 +36,49 @@ def _as_it_was(kind: type[BaseException], args: tuple[Any, ...], rest: dict[str,
 class Refused(InWords, ValueError):
     """A request that cannot be carried out as it stands.
 
-    `what` names the key or argument and its value; `remedy` says what would work. The command line prints both and
-    exits with status 2; nothing has been written by then.
+    `what` names the key or argument and its value; `remedy` says what would work. Both may hold `{out}`, `{ledger}` and
+    other arguments of `privsgp.train`, whose values are in `options`. The command line writes them as its options,
+    prints both texts and exits with status 2; nothing has been written by then. `from_python` writes them as arguments.
     """
 
-    def __init__(self, what: str, remedy: str) -> None:
-        self.what, self.remedy = visible(what), visible(remedy)
+    def __init__(self, what: str, remedy: str, **options: object) -> None:
+        self.templates, self.options = (visible(what), visible(remedy)), options
+        self.what, self.remedy = (_filled(text, options, _option) for text in self.templates)
         super().__init__(f"{self.what}\n  → {self.remedy}")
 
-
-_FROM_PYTHON: ContextVar[bool] = ContextVar("from_python", default=False)
-_ARGUMENTS = {"from": "start", "from-records": "start_records", "format": "form"}  # where Python has another name
-
-
-def either(at_a_terminal: str, from_python: str) -> str:
-    """Return the words for the caller: a person at a terminal, or a program that called `privsgp.train`."""
-    return from_python if _FROM_PYTHON.get() else at_a_terminal
+    def from_python(self) -> Refused:
+        """Return the same refusal for somebody who called a function."""
+        return Refused(*(_filled(text, self.options, _argument) for text in self.templates))
 
 
-def argument(option: str, value: object = None) -> str:
-    """Return an option as the caller writes it: `--ledger runs/a` at a terminal, `ledger=runs/a` from Python."""
-    unsaid = "True" if option in ("resume", "moved") else "…"
-    return either(
-        f"--{option}" if value is None else f"--{option} {value}",
-        f"{_ARGUMENTS.get(option, option)}={unsaid if value is None else value}",
-    )
+_OPTIONS = {"start": "--from", "start_records": "--from-records", "test_is_public": "data.test = 'public'"}
+
+
+def _filled(text: str, options: dict[str, object], write: Callable[[str, object], str]) -> str:
+    for name, value in options.items():
+        text = text.replace(f"{{{name}}}", visible(write(name, value)))
+    return text
+
+
+def _option(name: str, value: object) -> str:
+    option = _OPTIONS.get(name, f"--{name}")
+    return option if value is None or value is True else f"{option} {value}"
+
+
+def _argument(name: str, value: object) -> str:
+    return f"{name}={'…' if value is None else value}"
 
 
 @contextlib.contextmanager
 def called_from_python() -> Iterator[None]:
-    """Let refusals, notes and stops name arguments of Python."""
-    before = _FROM_PYTHON.set(True)
+    """Let refusals and stops name arguments of Python."""
     try:
         yield
+    except Refused as refused:
+        raise refused.from_python().with_traceback(refused.__traceback__) from refused.__cause__
     except Stopped as stopped:
-        there = (
-            "call again with resume=True to go on" if stopped.kept else "there is no checkpoint: call again to begin"
-        )
-        stopped.args = (f"{stopped}; {there}",)
+        stopped.add_note("call again with resume=True to continue" if stopped.kept else "there is no checkpoint")
         raise
-    finally:
-        _FROM_PYTHON.reset(before)
 
 
 def refuse_below_one(**counts: int | None) -> None:
@@ -107,11 +108,14 @@ def mending(error: OSError, otherwise: str) -> str:
 class Stopped(InWords):
     """A run ended before its last step, after `step`; `kept` tells whether a checkpoint holds it."""
 
-    kept = False
-
     def __init__(self, words: str, step: int) -> None:
         super().__init__(words)
-        self.step = step
+        self.step, self.kept = step, False
+
+    def with_checkpoint(self, *, kept: bool) -> Self:
+        """Return this stop for people who may continue the run."""
+        self.kept = kept
+        return self
 
 
 class Interrupted(Stopped, KeyboardInterrupt):
@@ -125,5 +129,5 @@ class Diverged(InWords, Exception):
     """A message is no model, or without noise the test loss no number. Messages are noised: a look reveals nothing."""
 
     def __init__(self, step: int, what: str, remedy: str = "") -> None:
-        remedy = remedy or f"lower algorithm.step_size or privacy.clip, and choose another {argument('out')}"
+        remedy = remedy or "lower algorithm.step_size or privacy.clip, and choose another folder for the run"
         super().__init__(f"{what} after step {step}: the run has diverged\n  → {remedy}")

@@ -76,26 +76,24 @@ class Measure:
                 raise Refused(what, "let it map all outputs and all targets to one number") from error
 
     def _known(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        """Return metrics, and what a guess that looks at no sample would get."""
         values, y = outputs.detach().double().cpu().numpy(), targets.cpu().numpy()
+        found: dict[str, Any] = {}
+        guess: Mapping[str, float | None] = {}
         if not np.isfinite(values).all():
-            return {}
+            return found
         if self.kind == "mse":
-            return _with_baseline(of_values(values, y), of_values(np.full_like(values, y.mean(0)), y))
-        if self.kind is not None and self.classes is not None and values.ndim == 2 and y.ndim == 1:
-            p = probabilities(values, self.kind)
-            guess = np.bincount(y, minlength=self.classes) / len(y)
-            return _with_baseline(of_classes(p, y) | pictures(p, y), of_classes(np.tile(guess, (len(y), 1)), y))
-        return self._counted(outputs, targets, y)
-
-    def _counted(self, outputs: Tensor, targets: Tensor, y: NDArray[Any]) -> dict[str, Any]:
-        """Return what a loss of the user's own leaves: how often `correct` says so."""
-        if self.correct is None:
-            return {}
-        accuracy = {"accuracy": float(self.correct(outputs, targets).double().mean())}
-        whole = y.ndim == 1 and y.dtype.kind in "iu"
-        return _with_baseline(
-            accuracy, {"accuracy": np.unique(y, return_counts=True)[1].max() / len(y)} if whole else {}
-        )
+            found, guess = of_values(values, y), of_values(np.full_like(values, y.mean(0)), y)
+        elif self.kind is not None and self.classes is not None and values.ndim == 2 and y.ndim == 1:
+            p, often = probabilities(values, self.kind), np.bincount(y, minlength=self.classes) / len(y)
+            found, guess = of_classes(p, y) | pictures(p, y), of_classes(np.tile(often, (len(y), 1)), y)
+        elif self.correct is not None:  # a loss of the user's own
+            found = {"accuracy": float(self.correct(outputs, targets).double().mean())}
+            if y.ndim == 1 and y.dtype.kind in "iu":
+                guess = {"accuracy": np.unique(y, return_counts=True)[1].max() / len(y)}
+        else:
+            return found
+        return found | {BASELINE: {name: None if v is None else float(v) for name, v in guess.items()}}
 
 
 def _own(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float | None:
@@ -195,10 +193,6 @@ def _calibration_error(bins: Sequence[tuple[float, float, int]]) -> float:
     apart = (n * abs(confidence - frequency) for confidence, frequency, n in bins)
     *_, total = itertools.accumulate(apart, initial=0.0)  # `sum` rounds otherwise from Python 3.12 on
     return total / sum(n for _, _, n in bins)
-
-
-def _with_baseline(found: dict[str, Any], guess: Mapping[str, float | None]) -> dict[str, Any]:
-    return found | {BASELINE: {name: None if v is None else float(v) for name, v in guess.items()}}
 
 
 def mean(found: Sequence[dict[str, Any]]) -> dict[str, Any]:

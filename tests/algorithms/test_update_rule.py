@@ -1,4 +1,4 @@
-"""What is made of a noised direction: momentum, unit length, weights; and what that does to the average model."""
+"""What is made of a noised direction: momentum and weights; and what that does to the average model."""
 
 from __future__ import annotations
 
@@ -22,12 +22,6 @@ def test_momentum_is_a_running_mean_of_directions():
     torch.testing.assert_close(update_rule.arrays()["velocity"], v)
     update_rule.forget()
     torch.testing.assert_close(update_rule(G.clone()), 0.25 * G)
-
-
-def test_a_step_of_one_length_and_a_direction_without_any():
-    update_rule = UpdateRule(G, normalised=True)
-    torch.testing.assert_close(update_rule(G.clone()).norm(dim=1), torch.ones(2, dtype=torch.float64))
-    assert not update_rule(torch.zeros_like(G)).any()
 
 
 def test_weights_scale_each_node():

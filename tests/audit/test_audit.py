@@ -151,7 +151,7 @@ def test_only_the_canary_moves_its_own_column(model):
 
 def test_absent_canaries_leave_no_trace_in_the_table():
     run = attacked(configured("privsgp-vr"))
-    entries = run.algorithm.table.parts[0].arrays["delta"][:, : run.canaries.count].norm(dim=-1)
+    entries = run.algorithm.table.parts[0]["delta"][:, : run.canaries.count].norm(dim=-1)
     assert (entries[torch.from_numpy(~run.canaries.present)] == 0).all()
     assert (entries[torch.from_numpy(run.canaries.present)] > 0).all()
 

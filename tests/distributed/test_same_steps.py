@@ -14,7 +14,7 @@ ALL = runs.changes(
     algorithm__steps=8,
 )  # fmt: skip
 OTHERS = runs.changes(
-    algorithm__unit_steps=True, algorithm__average="exponential", algorithm__weights="samples", algorithm__steps=8
+    algorithm__momentum=0.5, algorithm__average="tail", algorithm__weights="samples", algorithm__steps=8
 )
 FEATURES = runs.changes(features__name="scattering", features__scales=1, features__angles=2)
 

@@ -21,7 +21,6 @@ EVERYTHING = runs.changes(
     algorithm__final_mixing=3,
     algorithm__weights=[1.0, 2.0, 3.0, 4.0],
 )
-NORMALISED = runs.changes(algorithm__unit_steps=True, algorithm__average="exponential", algorithm__average_decay=0.8)
 
 
 def _states(steps):
@@ -47,15 +46,6 @@ def test_the_tail_is_the_mean_of_the_last_steps():
     torch.testing.assert_close(out.z, out.x / out.w[:, None])
 
 
-def test_exponential_weights_need_no_warm_up():
-    states = list(_states(6))
-    out = _run(FinalModel("exponential", decay=0.7), states)
-    weights = [0.7 ** (5 - k) for k in range(6)]
-    whole = [sum(p * part for p, part in zip(weights, parts, strict=True)) for parts in zip(*states, strict=True)]
-    torch.testing.assert_close(out.z, whole[0] / whole[1][:, None])
-    torch.testing.assert_close(average(out), whole[0].sum(0) / whole[1].sum())
-
-
 @pytest.mark.parametrize("release", [FinalModel(), FinalModel("tail", share=0.2)], ids=["none", "not begun"])
 def test_without_an_average_the_state_is_released(release):
     states = list(_states(10))
@@ -64,9 +54,8 @@ def test_without_an_average_the_state_is_released(release):
     assert averaging.released(states[3]) is states[3]
 
 
-@pytest.mark.parametrize("options", [EVERYTHING, NORMALISED], ids=["everything", "normalised"])
-def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path, options):
-    config, draw = runs.small(tmp_path), random.Random(1)
+def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path):
+    options, config, draw = EVERYTHING, runs.small(tmp_path), random.Random(1)
     expected = runs.train(config, tmp_path / "whole", *options)
     arguments = ("train", config, "--out", tmp_path / "broken", "--resume", *options)
     assert sum(runs.killed(*arguments, moments=draw.randrange(20, 110)) for _ in range(3)) >= 1

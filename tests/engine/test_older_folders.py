@@ -58,14 +58,14 @@ def test_a_folder_with_a_map_or_a_partition_that_is_gone_is_read(tmp_path):
     for name in ("ledger", "report"):
         ran = runs.command(name, old)
         assert ran.code == 0, ran.err
-    assert set(configs.started(old / "config.toml")._gone) >= {"features", "data.sizes"}
+    assert set(configs._started(old / "config.toml")[1]) >= {"features", "data.sizes"}
 
 
 def test_a_run_with_a_feature_that_is_gone_is_not_resumed(tmp_path):
     old = shutil.copytree(CANDIDATE, tmp_path / "old")
     (old / "summary.json").unlink()  # as if it had been stopped
     lines = (old / "config.toml").read_text().splitlines()
-    gone = ("noise_schedule", "noise_curvature", "table", "block", "may_spend", "evaluations")
+    gone = ("noise_schedule", "noise_curvature", "table", "block", "may_spend", "evaluations", "unit_steps")
     (tmp_path / "run.toml").write_text("\n".join(line for line in lines if not line.startswith(gone)))
     ran = runs.command("train", tmp_path / "run.toml", "--out", old, "--resume")
     assert ran.code == 2

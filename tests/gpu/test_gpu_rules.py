@@ -67,7 +67,7 @@ def test_where_positions_cancel_a_sum_of_coarse_products_stays_within_the_norm(h
     delta, a = (torch.randn(1, 3, 128, height, height, generator=generator).to(CUDA) for _ in range(2))
     delta = delta - (1 - share) * delta.mean((-2, -1), keepdim=True)
     a = a.mean((-2, -1), keepdim=True) + share * a
-    p = Positions(delta, a, Window((3, 3), padding=(1, 1)), bias=False)
+    p = Positions(delta.transpose(0, 1), a.transpose(0, 1), Window((3, 3), padding=(1, 1)), bias=False)
     out = torch.empty(3, p.size, device=CUDA)
     p.sum_into(out)
     assert (out.double().norm(dim=-1) <= p.squared_norm()[:, 0].sqrt() * (1 + 1e-6)).all()

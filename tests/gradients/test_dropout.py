@@ -11,7 +11,7 @@ from torch import nn
 import privsgp
 from privsgp.errors import Refused
 from privsgp.gradients import stack
-from privsgp.gradients.dropout import keyed, keys_of, sample_keys, uniforms
+from privsgp.gradients.dropout import keyed, sample_keys, uniforms, with_keys
 from privsgp.gradients.rules.ruled import Ruled
 from privsgp.gradients.stacked import Functional
 
@@ -75,7 +75,7 @@ def test_what_is_kept_makes_up_for_what_is_lost_and_without_keys_nothing_is():
     drop = keyed(nn.Dropout(0.25))
     x = torch.ones(400, 50)
     torch.testing.assert_close(drop(x), x)
-    with keys_of(drop, torch.arange(400)):
+    with with_keys(torch.arange(400)):
         assert set(drop(x).unique().tolist()) == {0.0, float(np.float32(4 / 3))}
         assert abs(float(drop(x).mean()) - 1) < 0.02
         with pytest.raises(RuntimeError, match="dropout of 3 rows"):

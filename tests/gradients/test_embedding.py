@@ -15,7 +15,7 @@ def lookups(seed, words):
 
 def one_hot(piece):
     """Σ_t e_{i_t} ⊗ δ_t."""
-    hot = torch.nn.functional.one_hot(piece.index, piece.rows).to(piece.delta.dtype)
+    hot = torch.nn.functional.one_hot(piece.input, piece.rows).to(piece.delta.dtype)
     return torch.einsum("mbtr,mbte->mbre", hot, piece.delta).flatten(2)
 
 
@@ -33,6 +33,6 @@ def test_what_is_read_off_the_factors_is_true_of_the_gradients(seed, words):
 
 def test_words_that_are_the_data_are_not_kept():
     piece = lookups(0, 7)
-    assert list(piece.factors()) == ["delta", "index"]
-    piece.index_is_data = True
+    assert list(piece.factors()) == ["delta", "input"]
+    piece.input_is_data = True
     assert list(piece.factors()) == ["delta"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -47,14 +49,14 @@ def _summed(g):
 def _replaced(kind):
     def total(g):
         b = g.pieces[0].delta.shape[1]
-        zeros = PerSample([piece.with_factors({n: f * 0 for n, f in piece.factors().items()}) for piece in g.pieces])
+        zeros = PerSample([replace(piece, **{n: f * 0 for n, f in piece.factors().items()}) for piece in g.pieces])
         return make_table(kind, zeros, b, clip=10.0).replace(torch.arange(b).expand(2, b), g)
 
     return total
 
 
 def _subtracted(g):
-    nothing = PerSample([p.with_factors({n: f * 0 for n, f in p.factors().items()}) for p in g.pieces], exact=True)
+    nothing = PerSample([replace(p, **{n: f * 0 for n, f in p.factors().items()}) for p in g.pieces], exact=True)
     return minus(g, nothing).sum()
 
 

@@ -108,7 +108,7 @@ def test_no_size_of_gradient_escapes_the_ball(seed, radius, bias, delta, a, plai
     g = PerSample([Outer(normal(3, delta), normal(7, a), bias), Plain(normal(5, plain))])
     g.clip_(radius, everyone(g))
     exact = PerSample(
-        [Outer(g.pieces[0].delta.double(), g.pieces[0].input.double(), bias), Plain(g.pieces[1].value.double())]
+        [Outer(g.pieces[0].delta.double(), g.pieces[0].input.double(), bias), Plain(g.pieces[1].delta.double())]
     )
     assert (exact.dense().norm(dim=-1) <= radius * (1 + KAPPA[torch.float32])).all()
     assert g.sum().isfinite().all()

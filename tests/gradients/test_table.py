@@ -170,7 +170,7 @@ def test_entries_stay_in_the_ball_in_float32(kind, difference_clip):
         table.replace(rows, g)
         longest = max(longest, float(stored(table, rows, g).norm().max()))
     assert 0.99 < longest <= 1 + 1e-6
-    assert not any(a[:, 5].any() for part in table.parts for a in part.arrays.values())
+    assert not any(a[:, 5].any() for part in table.parts for a in part.values())
 
 
 @KINDS

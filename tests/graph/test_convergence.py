@@ -17,7 +17,7 @@ from privsgp.graph.sequences import Cyclic
 def test_sixteen_nodes_of_the_paper():
     of = constants(make("exponential", 16), dim=100)
     assert (of.period, of.B, of.diameter, of.min_share) == (4, 4, 4, 0.5)
-    assert (of.doubly_stochastic, of.max_out_degree, of.estimated) == (True, 1, False)
+    assert (of.doubly_stochastic, of.max_out_degree) == (True, 1)
     lam = 1 - 16 * 0.5**16
     assert of.lemma.lam == pytest.approx(lam, rel=1e-14)
     assert of.lemma.q == pytest.approx(lam ** (1 / 17), rel=1e-14)
@@ -66,9 +66,9 @@ def test_logarithm_of_one_minus_q_is_smooth_where_it_changes_formula():
     assert above - below == pytest.approx(3 * math.log(2), rel=1e-9)
 
 
-def test_a_graph_without_period_is_marked_as_estimated():
+def test_a_graph_without_period_has_the_constants_of_its_first_steps():
     of = constants(make("random", 12, seed=3), horizon=100)
-    assert (of.period, of.estimated, of.horizon, of.doubly_stochastic) == (None, True, 100, False)
+    assert (of.period, of.horizon, of.doubly_stochastic) == (None, 100, False)
     assert of.B > 1
 
 

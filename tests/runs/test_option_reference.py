@@ -22,7 +22,7 @@ def documented():
 
 
 def test_every_key_of_every_component_is_there_with_a_meaning():
-    own = {(name, key) for name, s in SECTIONS.items() for kind in s.components().values() for key in kind.model_fields}
+    own = {(name, key) for name, s in SECTIONS.items() for one in s.components for key in s.options(one).model_fields}
     base = {(name, key) for name, kind in sections().items() for key in kind.model_fields}
     assert own | base <= documented()
     bare = [key for section, _, groups in reference() for _, keys in groups for key in keys if not key.meaning]
@@ -31,7 +31,8 @@ def test_every_key_of_every_component_is_there_with_a_meaning():
 
 def test_no_component_has_a_key_of_its_section():
     for section in SECTIONS.values():
-        for name, own in section.components().items():
+        for name in section.components:
+            own = section.options(name)
             assert not set(own.model_fields) & set(section.base.model_fields), name
 
 

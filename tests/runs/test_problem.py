@@ -114,7 +114,7 @@ def test_labels_move_records_and_so_need_a_seed(tmp_path, kind):
     before = _loaded(tmp_path, LABELS, seed=1, classes=3, partition=kind).parts
     others = [_loaded(tmp_path, labels, seed=1, classes=3, partition=kind).parts for labels in _neighbours()]
     assert not all(np.array_equal(a, b) for after in others for a, b in zip(before, after, strict=False))
-    with pytest.raises(Refused, match=f"data.partition = '{kind}' without a seed"):
+    with pytest.raises(Refused, match=f"data.partition = '{kind}' without seed"):
         _loaded(tmp_path, LABELS, classes=3, partition=kind)
 
 

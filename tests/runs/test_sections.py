@@ -31,7 +31,8 @@ def test_every_section_is_an_argument_of_its_own():
 
 @pytest.mark.parametrize("name", sorted(set(configs.SECTIONS) - {"data", "model", "algorithm"}))
 def test_a_section_has_every_key_of_every_component(name):
-    for component in configs.SECTIONS[name].components().values():
+    for chosen in configs.SECTIONS[name].components:
+        component = configs.SECTIONS[name].options(chosen)
         assert set(component.model_fields) <= set(getattr(sections, name.capitalize()).model_fields)
 
 

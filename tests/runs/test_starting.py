@@ -108,7 +108,7 @@ def test_a_resumed_run_starts_from_the_same(place, tmp_path):
     assert runs.killed("train", place / "run.toml", "--out", out, "--from", place / "simulated", steps=10)
     ran = _train(place, out, "--resume")
     assert ran.code == 2
-    assert "other start" in ran.err
+    assert "start: {" in ran.err
     assert _train(place, out, "--resume", "--from", place / "simulated").code == 0
 
 

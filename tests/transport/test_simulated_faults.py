@@ -122,7 +122,7 @@ def test_it_is_resumed_with_the_same_faults_or_not_at_all(tmp_path, monkeypatch)
         patch.setattr(LossyNetwork, "mix", stopping)
         with pytest.raises(Interrupted):
             _train(tmp_path, faults)
-    with pytest.raises(Refused, match="--resume with other faults"):
+    with pytest.raises(Refused, match="--resume with a changed configuration: faults"):
         _train(tmp_path, Faults(0.2), resume=True)
     _train(tmp_path, faults, resume=True)
     whole, resumed = (path / "out" / "model.safetensors" for path in (tmp_path / "whole", tmp_path))

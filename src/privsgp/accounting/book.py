@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from privsgp.accounting.ledger import Seen
-from privsgp.errors import Refused, argument
+from privsgp.errors import Refused
 from privsgp.files import read_bytes, user_folder, write_private
 
 if TYPE_CHECKING:
@@ -327,7 +327,8 @@ def _refuse_other(entry: Entry, before: sqlite3.Row, records: Records | None, *,
 def _looks_copied(what: str) -> Refused:
     return Refused(
         f"{what}: this looks like a copy",
-        f"if it was moved and no copy continues elsewhere, add {argument('moved')}; else resume the original",
+        "if it was moved and no copy continues elsewhere, add {moved}; else resume the original",
+        moved=True,
     )
 
 

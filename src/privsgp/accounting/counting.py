@@ -22,7 +22,7 @@ from privsgp.accounting.mechanisms import Accountant, Mechanism, Relation, descr
 from privsgp.accounting.pld import added
 from privsgp.accounting.sampler_cost import SHARE, Cost, refuse_vast
 from privsgp.accounting.shown import up
-from privsgp.errors import Refused, argument
+from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,9 +162,10 @@ class Filter:
             raise Refused(
                 f"the ledger has spent ε = {up(self.epsilon_of(spent))} of {up(self.epsilon)}, as runs that follow "
                 f"each other are counted, by Rényi divergences of order {self.order:g}",
-                f"nothing is left for a further run. One that was begun continues ({argument('resume')}), counted as "
+                "nothing is left for a further run. One that was begun continues ({resume}), counted as "
                 "one run. Sampled steps with little noise cost most at this order (docs/privacy.md, 'Proved, "
                 "certified, checked')",
+                resume=True,
             )
 
         def fits(sigma: float) -> bool:

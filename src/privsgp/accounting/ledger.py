@@ -30,7 +30,7 @@ from pydantic.dataclasses import dataclass as checked
 
 from privsgp.accounting.chain import LONGEST, Chain, Seen, lost, replay
 from privsgp.accounting.mechanisms import Relation, described
-from privsgp.errors import Refused, argument, mending
+from privsgp.errors import Refused, mending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -384,7 +384,8 @@ def _refuse_others(path: Path, found: Sequence[Segment], counted: Sequence[Segme
     if list(found) != list(counted):
         raise Refused(
             f"{path}: another run has spent from this ledger meanwhile",
-            f"start again with {argument('resume')}: its spending is then counted before this run's noise is chosen",
+            "start again with {resume}: its spending is then counted before this run's noise is chosen",
+            resume=True,
         )
 
 

@@ -1,7 +1,6 @@
-"""What a node makes of its noised direction before it takes the step: weight, unit length, momentum.
+"""What a node makes of its noised direction before it takes the step: weight and momentum.
 
-    u_i = g_i / ‖g_i‖                    `normalised`, else u_i = g_i
-    v_i ← β v_i + (1 − β) u_i            `momentum` β; the distance γK stays what it is
+    v_i ← β v_i + (1 − β) g_i            `momentum` β; the distance γK stays what it is
     x_i^{k+½} = x_i − γ n p_i v_i        p_i is how much node i counts: f = Σ_i p_i f_i
 
 Guarantee: nothing but the noised g_i, public numbers and what was made of them before is used: post-processing, which
@@ -34,23 +33,18 @@ class UpdateOptions(Options):
         "how much a node counts: all alike, by J_i, by 1/σ_i² (pairwise: 1/σ_i), or a list with one number per node",
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] = option(0.0, "β of v ← β v + (1 − β) g")
-    unit_steps: bool = option(default=False, meaning="noised directions are brought to length 1")
 
 
 class UpdateRule:
     """The nodes of a block; `scale` is n p_i of each, None for all 1."""
 
-    def __init__(
-        self, like: Tensor, *, momentum: float = 0.0, normalised: bool = False, scale: Sequence[float] | None = None
-    ) -> None:
-        self.momentum, self.normalised = momentum, normalised
+    def __init__(self, like: Tensor, *, momentum: float = 0.0, scale: Sequence[float] | None = None) -> None:
+        self.momentum = momentum
         self.scale = None if scale is None else torch.tensor(scale, dtype=like.dtype, device=like.device)[:, None]
         self.velocity = torch.zeros_like(like) if momentum else None
 
     def __call__(self, g: Tensor) -> Tensor:
         """Return n p_i v_i; g is overwritten."""
-        if self.normalised:
-            g.div_(_lengths(g))
         if self.velocity is not None:
             g = g.copy_(self.velocity.mul_(self.momentum).add_(g, alpha=1 - self.momentum))
         return g if self.scale is None else g.mul_(self.scale)
@@ -63,12 +57,6 @@ class UpdateRule:
     def arrays(self) -> dict[str, Tensor]:
         """Return what must survive."""
         return {} if self.velocity is None else {"velocity": self.velocity}
-
-
-def _lengths(g: Tensor) -> Tensor:
-    """Return ‖g_i‖, [m, 1], row by row in float64: the same wherever a node lives."""
-    squares = torch.stack([row.double().square().sum() for row in g])
-    return squares.sqrt().clamp(min=1e-30).to(g.dtype)[:, None]
 
 
 def node_weights(

@@ -177,7 +177,7 @@ def _spec(config: Config, problem: problems.Problem) -> RunSpec:
             raise Refused(f"privacy.sigma = 0 for node {i}", "without noise ε is infinite: there is nothing to audit")
     # Momentum, weights, unit steps and averages are made of noised directions, and whoever knows them can take them
     # back: the audit looks at the directions as they are.
-    return dataclasses.replace(spec, momentum=0.0, normalised=False, weights=None)
+    return dataclasses.replace(spec, momentum=0.0, weights=None)
 
 
 def _inside(spec: RunSpec, ran: list[Attacked], rng: np.random.Generator) -> list[dict[str, float]]:

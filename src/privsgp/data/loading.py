@@ -22,7 +22,7 @@ from privsgp.data.same_records import hashes, in_common
 from privsgp.data.tables import is_table
 from privsgp.data.text import ENDINGS as TEXTS
 from privsgp.data.text import TextOptions, read_texts
-from privsgp.errors import Refused, either
+from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -272,7 +272,7 @@ def _folder(data_dir: Path | None) -> Path | None:
 
 def _files(name: str, data_dir: Path | None, subfolder: str, files: tuple[str, ...], source: str) -> list[Path]:
     folder = _folder(data_dir)
-    remedy = f"{source}; the data folder is {either('--data-dir or PRIVSGP_DATA', 'the one that PRIVSGP_DATA names')}"
+    remedy = f"{source}; PRIVSGP_DATA or the command line's --data-dir names the data folder"
     if folder is None:
         raise Refused(f"data.name = {name!r} needs {', '.join(files)}, and no data folder is named", remedy)
     return [find(file, [folder / subfolder, folder], remedy) for file in files]

@@ -1,6 +1,6 @@
 """Averages of iterates: what a run releases in place of its last step, so that noise averages out.
 
-`tail` is the mean over the last share of the steps, `exponential` weighs a step d^age. Both are kept of x and of w, so
+`tail` is the mean over the last share of the steps. It is kept of x and of w, so
 that Σx̄_i / Σw̄_i is the same average of the average models, and each node's x̄_i / w̄_i its own.
 """
 
@@ -14,33 +14,31 @@ from pydantic import Field, model_validator
 
 from privsgp.algorithms import State
 from privsgp.errors import Refused
-from privsgp.options import Options, Probability, Share, option
+from privsgp.options import Options, Share, option
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-_SHARE, _DECAY = 0.5, 0.99  # of averages, if none is given
+_SHARE = 0.5  # of a tail average, if none is given
 
 
 class FinalModelOptions(Options):
     """Which model a run ends with."""
 
-    average: Literal["none", "tail", "exponential"] = option("none", "of iterates: the model that is released")
+    average: Literal["none", "tail"] = option("none", "of iterates: the model that is released")
     average_share: Share | None = option(
         None, f"share of the steps, from the end, of a tail average; left out: {_SHARE}"
     )
-    average_decay: Probability | None = option(None, f"d of an exponential average, d^age; left out: {_DECAY}")
     final_mixing: Annotated[int, Field(ge=0)] = option(0, "rounds of mixing without gradients at the end")
 
     @model_validator(mode="after")
     def _average_has_a_use(self) -> Self:
-        for key, kind in (("average_share", "tail"), ("average_decay", "exponential")):
-            if getattr(self, key) is not None and self.average != kind:
-                raise Refused(
-                    f"algorithm.{key} = {getattr(self, key)} with algorithm.average = {self.average!r}",
-                    f"leave it out, or take {kind!r}",
-                )
+        if self.average_share is not None and self.average != "tail":
+            raise Refused(
+                f"algorithm.average_share = {self.average_share} with algorithm.average = {self.average!r}",
+                "leave it out, or take 'tail'",
+            )
         return self
 
 
@@ -48,19 +46,15 @@ class FinalModelOptions(Options):
 class FinalModel:
     """What becomes of the iterates in the end: an average over `share` of them, and rounds of mixing alone."""
 
-    average: Literal["none", "tail", "exponential"] = "none"
+    average: Literal["none", "tail"] = "none"
     share: float = _SHARE
-    decay: float = _DECAY
     mixing: int = 0
 
     @property
     def text(self) -> str:
         """Say what model.safetensors is."""
-        kind = {
-            "none": "of the last step",
-            "tail": f"averaged over the last {self.share:.0%} of the steps",
-            "exponential": f"averaged over the steps with weights {self.decay:g}^age",
-        }[self.average]
+        tail = f"averaged over the last {self.share:.0%} of the steps"
+        kind = "of the last step" if self.average == "none" else tail
         return kind + (f", mixed {self.mixing} times more" if self.mixing else "")
 
 
@@ -74,9 +68,9 @@ class Averaging:
 
     def add(self, k: int, s: State) -> None:
         """Take in the state after step k."""
-        if self.x is None or (self.final_model.average == "tail" and k < self.first):
+        if self.x is None or k < self.first:
             return
-        new = 1 - self.final_model.decay if self.final_model.average == "exponential" else 1 / (k + 1 - self.first)
+        new = 1 / (k + 1 - self.first)
         self.x.lerp_(s.x, new)
         self.w.lerp_(s.w, new)
 

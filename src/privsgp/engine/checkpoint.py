@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from privsgp.accounting.ledger import Seen
 from privsgp.algorithms import State
 from privsgp.engine.folder import write_tensors
-from privsgp.errors import Refused, argument
+from privsgp.errors import Refused
 from privsgp.outside import Whole
 from privsgp.threads import in_threads
 
@@ -122,8 +122,9 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, str]]]:
 def _damaged(path: Path, how: str) -> Refused:
     return Refused(
         f"the checkpoint {path} is damaged: {how}",
-        f"put a copy of it back, or begin again with another {argument('out')}; {argument('ledger')} continues with "
-        "what this run's ledgers say",
+        "put a copy of it back, or begin again with another {out}; {ledger} continues with what this run's ledgers say",
+        out=None,
+        ledger=None,
     )
 
 
@@ -149,7 +150,8 @@ def last_common(folder: Folder, world: World, shared: str) -> tuple[Path, Progre
     if not common and all(everybody):
         raise Refused(
             f"the processes' checkpoints are of the steps {everybody}: none is of all of them",
-            f"put copies of one step back in all processes' folders, or begin again with another {argument('out')}",
+            "put copies of one step back in all processes' folders, or begin again with another {out}",
+            out=None,
         )
     return mine[max(common)] if common else None
 

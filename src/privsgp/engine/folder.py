@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from privsgp.engine.formats import Evaluation, Identity
-from privsgp.errors import Refused, argument
+from privsgp.errors import Refused
 from privsgp.files import UNFINISHED, parsed, read_bytes, read_json, replace, write, write_json
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Folder:
         if not there.is_dir() or not os.access(there, os.W_OK):
             why = "is not a folder" if not there.is_dir() else "is not writable"
             raise Refused(
-                f"cannot make the run folder {self.path}: {there} {why}", f"choose another one with {argument('out')}"
+                f"cannot make the run folder {self.path}: {there} {why}", "choose another one with {out}", out=None
             )
 
     @contextlib.contextmanager
@@ -92,14 +92,15 @@ class Folder:
     @contextlib.contextmanager
     def _locked(self, path: Path, kind: int) -> Iterator[None]:
         if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise Refused(f"{path} is no regular file", f"remove it, or choose another {argument('out')}")
+            raise Refused(f"{path} is no regular file", "remove it, or choose another {out}", out=None)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = path.open("a")
         except OSError as error:
             raise Refused(
                 f"cannot write to the run folder {self.path}: {error.strerror}",
-                f"choose another one with {argument('out')}",
+                "choose another one with {out}",
+                out=None,
             ) from error
         with lock:
             try:
@@ -107,7 +108,8 @@ class Folder:
             except OSError as error:
                 raise Refused(
                     f"the run folder {self.path} is in use by another process",
-                    f"wait until that process ends, or stop it; a new run needs another {argument('out')}",
+                    "wait until that process ends, or stop it; a new run needs another {out}",
+                    out=None,
                 ) from error
             yield
 
@@ -189,14 +191,14 @@ def refuse_used(out: Path, *, resume: bool, secret: bool = False, restarted: boo
     there = Folder(out).config.exists()
     if there and not resume and not restarted:
         raise Refused(
-            f"{out} already holds a run",
-            f"add {argument('resume')} to continue it, or choose another {argument('out')}",
+            f"{out} already holds a run", "add {resume} to continue it, or choose another {out}", resume=True, out=None
         )
     if secret and resume and not there:
         raise Refused(
-            f"{argument('resume')} with {argument('out', out)}: there is no run to resume, and a new one would spend "
-            "its budget anew",
-            f"name the run's folder in {argument('out')}; to begin a run, start it without {argument('resume')}",
+            "{resume} with {out}: there is no run to resume, and a new one would spend its budget anew",
+            "name the run's folder in {out}; to begin a run, start it without {resume}",
+            resume=True,
+            out=out,
         )
 
 

@@ -149,7 +149,6 @@ class RunSpec:
     faults: Faults | None = None
     layout: str = ""  # what decides which record lies on which node
     momentum: float = 0.0
-    normalised: bool = False
     weights: Sequence[float] | None = None  # p_i of all nodes; None: all alike
     final_model: FinalModel = field(default_factory=FinalModel)
     noise: Noise = field(default_factory=IndependentNoise)

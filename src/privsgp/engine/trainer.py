@@ -305,9 +305,9 @@ class Trainer:
     def _update_rule(self) -> UpdateRule | None:
         spec = self.spec
         scale = None if spec.weights is None else [spec.nodes * spec.weights[i] for i in spec.here]
-        if not spec.momentum and not spec.normalised and scale is None:
+        if not spec.momentum and scale is None:
             return None
-        return UpdateRule(self.state.x, momentum=spec.momentum, normalised=spec.normalised, scale=scale)
+        return UpdateRule(self.state.x, momentum=spec.momentum, scale=scale)
 
     def _stepper(self) -> Callable[[int, State], Step]:
         """Choose whose steps are driven: the algorithm's own, those of its groups, or a GPU's in fewer launches."""

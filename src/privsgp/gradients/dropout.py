@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,8 +25,11 @@ _ODD = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # of 
 _BITS = 53
 
 
+_KEYS: ContextVar[Tensor | None] = ContextVar("keys", default=None)  # of the samples that a model is shown
+
+
 class KeyedDropout(nn.Module):
-    """Dropout of samples [rows, …] by `keys` [rows]; without keys it lets everything through, as in evaluation.
+    """Dropout of samples [rows, …] by `with_keys` [rows]; without keys it lets everything through, as in evaluation.
 
     With `channels` whole channels are lost, [rows, C, …].
     """
@@ -33,16 +37,15 @@ class KeyedDropout(nn.Module):
     def __init__(self, p: float, number: int, *, channels: bool) -> None:
         super().__init__()
         self.p, self.number, self.channels = p, number, channels
-        self.keys: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep each unit with probability 1 − p, and make up for it."""
-        if self.keys is None:
+        if (keys := _KEYS.get()) is None:
             return x
-        if x.shape[0] != self.keys.shape[0]:
-            raise RuntimeError(f"dropout of {x.shape[0]} rows where there are {self.keys.shape[0]} samples")
+        if x.shape[0] != keys.shape[0]:
+            raise RuntimeError(f"dropout of {x.shape[0]} rows where there are {keys.shape[0]} samples")
         units = x.shape[1:2] if self.channels else x.shape[1:]
-        kept = uniforms(self.keys, self.number, units.numel()) >= int(self.p * 2.0**_BITS)
+        kept = uniforms(keys, self.number, units.numel()) >= int(self.p * 2.0**_BITS)
         kept = kept.view(-1, *units, *[1] * (x.ndim - 1 - len(units)))
         return x * kept.to(x.dtype) / (1 - self.p) if self.p < 1 else x * 0
 
@@ -83,16 +86,13 @@ def without_coins(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def keys_of(model: nn.Module, keys: Tensor | None) -> Iterator[None]:
-    """Give every dropout of a model the keys of the samples that it is shown meanwhile."""
-    layers = [layer for layer in model.modules() if isinstance(layer, KeyedDropout)] if keys is not None else []
-    for layer in layers:
-        layer.keys = keys
+def with_keys(keys: Tensor | None) -> Iterator[None]:
+    """Give every keyed dropout of this thread the keys of the samples that models are shown meanwhile."""
+    before = _KEYS.set(keys)
     try:
         yield
     finally:
-        for layer in layers:
-            layer.keys = None
+        _KEYS.reset(before)
 
 
 def uniforms(keys: Tensor, number: int, count: int) -> Tensor:

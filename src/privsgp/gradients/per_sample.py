@@ -8,8 +8,9 @@ is kept plain. The clip is over the *whole* gradient: all pieces share one norm 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,149 +20,123 @@ from privsgp.gradients.product import product
 from privsgp.kernels import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-_AT_ONCE = 1 << 23  # numbers of products that lie in memory beside their sum
-_LARGE = 1 << 14  # weights of a product that is worth a call
 Factors = dict[str, Tensor]
 AnyPiece = TypeVar("AnyPiece", bound="Piece")
 
 
-class Piece(Protocol):
-    """One layer's share of the per-sample gradients."""
+@dataclass
+class Piece(ABC):
+    """One layer's share of the per-sample gradients, which are linear in `delta` [m, b, …].
+
+    `exact` measures and adds them where a sum must not tell who is in it.
+
+    Guarantee: what `sum_into` then adds, in float64, is for each sample a function of its own factors alone, and no
+    longer than `squared_norm` says by more than κ/2, now and scaled by a factor of at most 1.
+    """
+
+    delta: Tensor
 
     @property
+    @abstractmethod
     def size(self) -> int:
         """How many parameters the layer has."""
 
-    def squared_norm(self) -> Tensor:
+    @abstractmethod
+    def squared_norm(self, *, exact: bool = False) -> Tensor:
         """Return ‖g_j‖² of this layer for every sample, [m, b], in float64."""
 
-    def scale_(self, factor: Tensor) -> None:
-        """Multiply every sample's gradient by its factor [m, b]; a factor 0 gives 0 whatever the gradient was."""
-
-    def sum_into(self, out: Tensor) -> None:
+    @abstractmethod
+    def sum_into(self, out: Tensor, *, exact: bool = False) -> None:
         """Write Σ_j g_j into out [m, size]."""
 
-    def exact(self) -> Piece:
-        """Return the same gradients, to be measured and added where a sum must not tell who is in it.
-
-        Guarantee: what `sum_into` adds, in float64, is for each sample a function of its own factors alone, and no
-        longer than `squared_norm` says by more than κ/2, now and scaled by a factor of at most 1.
-        """
-
+    @abstractmethod
     def dense(self) -> Tensor:
         """Return the plain gradients, [m, b, size]: the obvious version."""
 
-    def factors(self, *, data: bool = False) -> Factors:
-        """Return what a table has to keep of the gradients, each [m, b, …]; g is linear in a factor that is alone.
+    def scale_(self, factor: Tensor) -> None:
+        """Multiply every sample's gradient by its factor [m, b]; a factor 0 gives 0 whatever the gradient was."""
+        self.delta = scaled(self.delta, factor)
 
-        A factor that is the data, which the node holds anyway, comes only with `data`.
-        """
-
-    def with_factors(self, factors: Mapping[str, Tensor]) -> Self:
-        """Return the piece of the same layer with these factors; an input that is the data stays."""
+    def factors(self) -> Factors:
+        """Return what a table has to keep of the gradients, each [m, b, …]."""
+        return {"delta": self.delta}
 
 
 @dataclass
-class Outer:
+class Product(Piece):
+    """Gradients that are products of δ and of the layer's `input` [m, b, …], which may be the data themselves."""
+
+    input: Tensor
+    input_is_data: bool = field(default=False, kw_only=True)
+
+    def scale_(self, factor: Tensor) -> None:
+        """Scale δ; where the factor is 0 both factors become 0, so that 0 · inf cannot come back as NaN."""
+        super().scale_(factor)
+        if not self.input_is_data:
+            self.input = self.input.masked_fill(beside(factor, self.input) == 0, 0)
+
+    def factors(self) -> Factors:
+        """Return δ, and the input unless it is the data, which the node holds anyway."""
+        return super().factors() if self.input_is_data else {"delta": self.delta, "input": self.input}
+
+
+@dataclass
+class Outer(Product):
     """A linear layer's gradients δ ⊗ (a, 1): `delta` [m, b, out], `input` [m, b, in], never multiplied out."""
 
-    delta: Tensor
-    input: Tensor
     bias: bool
-    input_is_data: bool = False
 
     @property
     def size(self) -> int:
         """Out × in weights, and out biases."""
         return self.delta.shape[-1] * (self.input.shape[-1] + self.bias)
 
-    def squared_norm(self) -> Tensor:
+    def squared_norm(self, *, exact: bool = False) -> Tensor:  # noqa: ARG002 - always in float64
         """‖δ ⊗ (a, 1)‖² = ‖δ‖² (‖a‖² + 1)."""
         return squared_norm(self.delta) * (squared_norm(self.input) + self.bias)
 
-    def scale_(self, factor: Tensor) -> None:
-        """Scale δ; where the factor is 0 both factors become 0, so that 0 · inf cannot come back as NaN."""
-        self.delta = scaled(self.delta, factor)
-        if not self.input_is_data:
-            self.input = self.input.masked_fill((factor == 0)[..., None], 0)
-
-    def sum_into(self, out: Tensor) -> None:
-        """Σ_j δ_j ⊗ a_j is one matrix product per model; in float64 on a CPU large ones are taken one by one."""
-        m, _, outputs = self.delta.shape
+    def sum_into(self, out: Tensor, *, exact: bool = False) -> None:  # noqa: ARG002 - in the precision of `out`
+        """Σ_j δ_j ⊗ a_j is one matrix product per model; in float64 on a CPU they are taken one by one."""
+        outputs = self.delta.shape[-1]
         weights = outputs * self.input.shape[-1]
-        if out.dtype != self.input.dtype and weights >= _LARGE and device_of(out).in_host_memory:
+        if out.dtype != self.input.dtype and device_of(out).in_host_memory:
             for row, delta, a in zip(out, self.delta, self.input, strict=True):  # neither factor is copied as a whole
                 torch.mm(delta.double().t(), a.double(), out=row[:weights].view(outputs, -1))
         else:
-            some = max(2, _AT_ONCE // weights) if device_of(out).in_host_memory else m  # bits do not depend on it
-            for rows in (slice(top, top + some) for top in range(0, m, some)):
-                products = product(self.delta[rows].to(out.dtype).mT, self.input[rows].to(out.dtype))
-                out[rows, :weights] = products.reshape(-1, weights)
+            out[:, :weights] = product(self.delta.to(out.dtype).mT, self.input.to(out.dtype)).reshape(-1, weights)
         if self.bias:
             out[:, weights:] = self.delta.sum(1, dtype=out.dtype)
-
-    def exact(self) -> Outer:
-        """Return them as they are: `sum_into` multiplies in the precision of what it is given."""
-        return self
 
     def dense(self) -> Tensor:
         """Multiply the outer products out."""
         weight = (self.delta[..., :, None] * self.input[..., None, :]).flatten(2)
         return torch.cat([weight, self.delta], -1) if self.bias else weight
 
-    def factors(self, *, data: bool = False) -> Factors:
-        """Return δ and a."""
-        return {"delta": self.delta} if self.input_is_data and not data else {"delta": self.delta, "input": self.input}
 
-    def with_factors(self, factors: Mapping[str, Tensor]) -> Self:
-        """Return other outer products."""
-        return replace(self, **factors)  # type: ignore[arg-type]
-
-
-@dataclass
-class Plain:
-    """Gradients kept as they are, `value` [m, b, size]."""
-
-    value: Tensor
+class Plain(Piece):
+    """Gradients kept as they are: `delta` [m, b, size]."""
 
     @property
     def size(self) -> int:
         """Numbers per sample."""
-        return self.value.shape[-1]
+        return self.delta.shape[-1]
 
-    def squared_norm(self) -> Tensor:
+    def squared_norm(self, *, exact: bool = False) -> Tensor:  # noqa: ARG002 - always in float64
         """Return the sum of squares."""
-        return squared_norm(self.value)
+        return squared_norm(self.delta)
 
-    def scale_(self, factor: Tensor) -> None:
-        """Scale each sample's row."""
-        self.value = scaled(self.value, factor)
-
-    def sum_into(self, out: Tensor) -> None:
-        """Sum over the samples, in the precision of `out`."""
+    def sum_into(self, out: Tensor, *, exact: bool = False) -> None:  # noqa: ARG002 - in the precision of `out`
+        """Sum over the samples."""
         if out.is_contiguous():
-            torch.sum(self.value, 1, dtype=out.dtype, out=out)
+            torch.sum(self.delta, 1, dtype=out.dtype, out=out)
         else:
-            out.copy_(self.value.sum(1, dtype=out.dtype))
-
-    def exact(self) -> Plain:
-        """Return them as they are: to add them in float64 takes no copy."""
-        return self
+            out.copy_(self.delta.sum(1, dtype=out.dtype))
 
     def dense(self) -> Tensor:
         """It already is."""
-        return self.value
-
-    def factors(self, *, data: bool = False) -> Factors:
-        """Return the gradient itself."""
-        del data
-        return {"value": self.value}
-
-    def with_factors(self, factors: Mapping[str, Tensor]) -> Self:
-        """Return other gradients."""
-        return replace(self, value=factors["value"])
+        return self.delta
 
 
 class PerSample:
@@ -171,17 +146,22 @@ class PerSample:
     of them than without it, in the worst case by b² eps G, and a table's mean would remember that of every step: no
     share of G covers it for all b and K. Norms of layers at many positions could lose as much. Where noise is drawn
     from a seed there is nothing to protect, and float32 is faster.
+
+    `unclipped` are the factors as a table of fewer bits keeps them, whatever the clip does.
     """
 
-    def __init__(self, pieces: Sequence[Piece], *, exact: bool = False) -> None:
+    def __init__(
+        self, pieces: Sequence[Piece], *, exact: bool = False, unclipped: Sequence[Factors] | None = None
+    ) -> None:
         self.pieces = list(pieces)
         self.exact = exact
+        self.unclipped = unclipped
         self.factor: Tensor | None = None  # [m, b], what the clip multiplied by
 
     @property
     def models(self) -> int:
         """The number m of models in the block."""
-        return next(iter(self.pieces[0].factors().values())).shape[0]
+        return len(self.pieces[0].delta)
 
     @property
     def dim(self) -> int:
@@ -190,7 +170,7 @@ class PerSample:
 
     def norm(self) -> Tensor:
         """Return ‖g_j‖ over all layers, [m, b], in float64 (float32 squares overflow at 1.8e19)."""
-        return norm([piece.exact() for piece in self.pieces] if self.exact else self.pieces)
+        return norm(self.pieces, exact=self.exact)
 
     def clip_(self, radius: float, mask: Tensor) -> None:
         """Scale every gradient into the ball of `radius`; samples outside `mask` count as 0.
@@ -220,7 +200,7 @@ class PerSample:
 def minus(g: PerSample, h: PerSample) -> PerSample:
     """Return g_j − h_j for the same samples: by factors where those add up, plain elsewhere."""
     pairs = zip(g.wide(g.pieces), h.wide(h.pieces), strict=True)
-    pieces = [combined(a, b, -1) if linear(a) else Plain(a.dense() - b.dense()) for a, b in pairs]
+    pieces = [replace(a, delta=a.delta - b.delta) if linear(a) else Plain(a.dense() - b.dense()) for a, b in pairs]
     return PerSample(pieces, exact=g.exact)
 
 
@@ -229,29 +209,26 @@ def linear(piece: Piece) -> bool:
     return len(piece.factors()) == 1
 
 
-def combined(a: Piece, b: Piece, sign: int) -> Piece:
-    """Return a ± b for pieces that are linear in what is kept of them."""
-    (name, value), (other,) = next(iter(a.factors().items())), b.factors().values()
-    return a.with_factors({name: value + other if sign > 0 else value - other})
+def in_float64(piece: AnyPiece) -> AnyPiece:
+    """Return the same gradients with what is kept of them in float64."""
+    return replace(piece, **{name: f.double() if f.is_floating_point() else f for name, f in piece.factors().items()})
 
 
-def in_float64(piece: AnyPiece, *, data: bool = True) -> AnyPiece:
-    """Return the same gradients in float64; a factor that is the data may wait."""
-    factors = piece.factors(data=data).items()
-    return piece.with_factors({name: f.double() if f.is_floating_point() else f for name, f in factors})
+def kept_numbers(piece: Piece) -> int:
+    """Return how many numbers are kept of each sample's gradient."""
+    return sum(factor[0, 0].numel() for factor in piece.factors().values())
 
 
 def smaller(piece: Piece) -> Piece:
     """Return the gradients in their smaller form: as factors, or multiplied out."""
-    kept = sum(factor[0, 0].numel() for factor in piece.factors().values())
-    return piece if kept < piece.size else Plain(piece.dense())
+    return piece if kept_numbers(piece) < piece.size else Plain(piece.dense())
 
 
-def norm(pieces: Sequence[Piece]) -> Tensor:
+def norm(pieces: Sequence[Piece], *, exact: bool = False) -> Tensor:
     """Return the norm over all pieces, [m, b], in float64."""
-    total = pieces[0].squared_norm()
+    total = pieces[0].squared_norm(exact=exact)
     for piece in pieces[1:]:
-        total = total + piece.squared_norm()
+        total = total + piece.squared_norm(exact=exact)
     return total.sqrt()
 
 
@@ -260,24 +237,22 @@ def clip_pieces_(pieces: Sequence[Piece], radius: float, mask: Tensor | None = N
 
     Return the factors, [m, b].
     """
-    length = norm([piece.exact() for piece in pieces] if exact else pieces)
+    length = norm(pieces, exact=exact)
     kept = length.isfinite() if mask is None else length.isfinite() & mask
     factor = (radius / length).clamp(max=1)
-    first = next(iter(pieces[0].factors().values()))
-    factor = factor.where(kept & (factor >= torch.finfo(first.dtype).tiny), 0.0)  # smaller ones have few bits
+    least = torch.finfo(pieces[0].delta.dtype).tiny  # smaller ones have few bits
+    factor = factor.where(kept & (factor >= least), 0.0)
     for piece in pieces:
         piece.scale_(factor)
     return factor
 
 
 def sum_pieces(pieces: Sequence[Piece], *, exact: bool = False) -> Tensor:
-    """Return the sum over the samples of a batch, all layers side by side, [m, d]; see `Piece.exact`."""
-    first = next(iter(pieces[0].factors().values()))
-    out = first.new_empty(first.shape[0], sum(p.size for p in pieces), dtype=torch.float64 if exact else None)
-    start = 0
-    for piece in pieces:
-        (piece.exact() if exact else piece).sum_into(out[:, start : start + piece.size])
-        start += piece.size
+    """Return the sum over the samples of a batch, all layers side by side, [m, d]; see `Piece`."""
+    first, sizes = pieces[0].delta, [piece.size for piece in pieces]
+    out = first.new_empty(len(first), sum(sizes), dtype=torch.float64 if exact else None)
+    for piece, columns in zip(pieces, torch.split(out, sizes, 1), strict=True):
+        piece.sum_into(columns, exact=exact)
     return out
 
 
@@ -312,10 +287,15 @@ def _shortened(v: Tensor) -> Tensor:
 
 
 def scaled(v: Tensor, factor: Tensor) -> Tensor:
-    """Return factor · v per sample, with 0 · anything = 0."""
-    if at_once(v) and v.ndim == 3:
+    """Return factor [m, b] · v [m, b, …], with 0 · anything = 0."""
+    if at_once(flat := v.flatten(2)):
         from privsgp.kernels import rows
 
-        return rows.scaled(v, factor)
-    f = factor[..., None]
-    return torch.where(f == 0, 0, v * f.to(v.dtype))
+        return rows.scaled(flat, factor).view(v.shape)
+    f = beside(factor, v)
+    return torch.where(f == 0, 0, v * f.to(v.dtype))  # laid out as f is, and sums round by how numbers lie
+
+
+def beside(factor: Tensor, v: Tensor) -> Tensor:
+    """View a number for each sample, [m, b], so that it can multiply v [m, b, …]."""
+    return factor.view(*factor.shape, *[1] * (v.ndim - 2))

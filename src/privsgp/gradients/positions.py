@@ -7,8 +7,8 @@ sees. It has as many numbers as the weight or as its two factors: the smaller of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,17 +16,16 @@ from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
 from privsgp.devices import device_of
-from privsgp.gradients.per_sample import Factors, scaled, squared_norm
+from privsgp.gradients.per_sample import Product, squared_norm
 from privsgp.gradients.product import no_tf32, product
 from privsgp.gradients.rounding import GRAM_CHANNELS, cancelled, gram_rounding, product_error, sum_rounding
 from privsgp.kernels import runs_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 Pair = tuple[int, int]
 _SEEN = 2.0**-90  # squared lengths in which float32 loses no square that matters
-_CHUNK = {"cpu": 2**26, "cuda": 2**28}  # numbers of patches made at a time
 _COLUMNS = 2**16  # of a row, added at a time
 
 
@@ -53,161 +52,122 @@ class Window:
 
 
 @dataclass
-class Positions:
-    """Gradients Σ_p δ_p ⊗ (a_p, 1): `delta` [b, m, out, h', w'], `input` [b, m, in, h, w], never multiplied out.
+class Positions(Product):
+    """Gradients Σ_p δ_p ⊗ (a_p, 1): `delta` [m, b, out, h', w'], `input` [m, b, in, h, w], never multiplied out.
 
-    Samples come before models, as in the grouped convolution that runs them.
+    In memory samples come before models, as in the grouped convolution that runs them.
 
     Guarantee: where positions cancel, ‖Σ_p δ_p ⊗ a_p‖ is small beside L = ‖δ‖ √(places ‖a‖² + positions), which the
     lengths of its terms may sum up to, and rounding need not be small beside it. All that the rounding of products can
     add is counted as part of the norm; and the norm counts as no less than L / `cancelled`, so that what the rounding
     of additions can add stays below κ. A sample that cancels further is clipped more than others, not less.
     Norms of gradients in float32 can still come out short by more than κ where hundreds of channels round alike: where
-    there is something to protect they are measured in float64 (`PerSample.exact`).
+    there is something to protect they are measured `exact`.
+
+    Guarantee, where `exact`: each gradient is multiplied out by itself and added to the others in float64. What is
+    added for a sample, F, has the same bits whichever samples stand beside it, and ‖F − Σ_p δ_p ⊗ a_p‖ ≤ η L with η =
+    `sum_rounding` and L as above; L bounds what the absolute values add up to. The norm counts all that: it is no
+    shorter than F, nor is that of scaled factors, which round anew. The more a sample's positions cancel, the more it
+    is clipped. (docs/privacy.md, "Positions".)
     """
 
-    delta: Tensor
-    input: Tensor
     window: Window
     bias: bool
-    input_is_data: bool = False
 
     @property
     def size(self) -> int:
         """Weights and biases."""
         return self.delta.shape[2] * (self.input.shape[2] // self.window.groups * self.window.places + self.bias)
 
-    def squared_norm(self) -> Tensor:
-        """‖Σ_p δ_p ⊗ a_p‖² + ‖Σ_p δ_p‖², the first by whichever of two ways is cheaper."""
-        delta, a, w = self.delta.flatten(0, 1), self.input.flatten(0, 1), self.window
-        of_delta, of_a = (squared_norm(v.flatten(1)) for v in (delta, a))
-        measure = _by_gram if _gram_is_cheaper(delta, a, w) else _by_gradient
-        total, most = measure(delta, a, w, of_delta, of_a), w.places * of_a
-        if self.bias:
-            total = total + squared_norm(delta.sum((-2, -1)))
-            most = most + delta[0, 0].numel()
-        least = of_delta * most / cancelled(delta.dtype, delta[0, 0].numel()) ** 2
-        return self._of_models(torch.maximum(total, least))
+    def _samples_first(self) -> tuple[Tensor, Tensor]:
+        """Return δ and a as they lie in memory, [b, m, …], in the precision of δ."""
+        return self.delta.transpose(0, 1), self.input.transpose(0, 1).to(self.delta.dtype)
 
-    def _of_models(self, squares: Tensor) -> Tensor:
-        """Return one number for every sample as [m, b]; of a linear layer laid out so, as what it scales will be."""
-        whole = squares.view(self.delta.shape[:2]).transpose(0, 1)
-        return whole.contiguous() if self.window.linear else whole
-
-    def scale_(self, factor: Tensor) -> None:
-        """Scale δ; where the factor is 0 both factors become 0, so that 0 · inf cannot come back as NaN."""
-        f = factor.transpose(0, 1)
-        self.delta = scaled(self.delta.flatten(2), f).view(self.delta.shape)
-        if not self.input_is_data:
-            self.input = self.input.masked_fill((f == 0)[..., None, None, None], 0)
-
-    def sum_into(self, out: Tensor) -> None:
-        """Σ_j Σ_p δ_jp ⊗ a_jp for all models is the weight gradient of one grouped convolution."""
-        weight = _weight_sums(self.delta.contiguous(), self.input.contiguous(), self.window)
-        out[:, : weight.shape[1]] = weight
-        if self.bias:
-            out[:, weight.shape[1] :] = _rows(self.delta).sum(1) if self.window.linear else self.delta.sum((0, -2, -1))
-
-    def exact(self) -> Positions:
-        """Return `Exact` ones; those of float64 are so already."""
-        if self.delta.dtype == torch.float64:
-            return replace(self, input=self.input.double())
-        return Exact(self.delta, self.input, self.window, self.bias, self.input_is_data)
-
-    def dense(self) -> Tensor:
-        """Multiply and sum the outer products out."""
-        samples = self.delta.shape[:2]
-        weight = torch.cat(list(_some_at_a_time(self.delta.flatten(0, 1), self.input.flatten(0, 1), self.window)))
-        whole = torch.cat([weight, self.delta.sum((-2, -1)).flatten(0, 1)], 1) if self.bias else weight
-        by_model = whole.view(*samples, -1).transpose(0, 1)
-        return by_model.contiguous() if self.window.linear else by_model
-
-    def factors(self, *, data: bool = False) -> Factors:
-        """Return δ and a."""
-        delta, a = self.delta.transpose(0, 1), self.input.transpose(0, 1)
-        return {"delta": delta} if self.input_is_data and not data else {"delta": delta, "input": a}
-
-    def with_factors(self, factors: Mapping[str, Tensor]) -> Self:
-        """Return other products."""
-        changed = {name: value.transpose(0, 1) for name, value in factors.items()}
-        return replace(self, **changed)  # type: ignore[arg-type]
-
-
-@dataclass
-class Exact(Positions):
-    """Gradients in float32, each multiplied out by itself and added to the others in float64.
-
-    Guarantee: what is added for a sample, F, has the same bits whichever samples stand beside it, and
-    ‖F − Σ_p δ_p ⊗ a_p‖ ≤ η L with η = `sum_rounding` and L as above; L bounds what the absolute values add up to. The
-    norm counts all that: it is no shorter than F, nor is that of scaled factors, which round anew. The more a sample's
-    positions cancel, the more it is clipped. (docs/privacy.md, "Positions".)
-    """
-
-    def squared_norm(self) -> Tensor:
-        """Return (‖Σ_p δ_p ⊗ a_p‖ + 2 η L)² + the biases', the first by whichever of two ways is cheaper.
+    def squared_norm(self, *, exact: bool = False) -> Tensor:
+        """‖Σ_p δ_p ⊗ a_p‖² + ‖Σ_p δ_p‖².
 
         Biases, and differences of a table whose input is the data, are added up in float64 with those of other samples:
         positions may cancel as far as `rounding` counts with.
         """
-        delta, a, w = self.delta.flatten(0, 1), self.input.flatten(0, 1), self.window
+        delta, a = (t.flatten(0, 1) for t in self._samples_first())
+        w, positions = self.window, delta[0, 0].numel()
         of_delta, of_a = (squared_norm(v.flatten(1)) for v in (delta, a))
-        longest = (w.places * of_delta * of_a).sqrt()
-        positions = delta[0, 0].numel()
-        eta = sum_rounding(a, positions)
-        if _gram_is_cheaper(delta, a, w):
-            unit = _gram_terms(delta, a, w, of_delta, of_a, GRAM_CHANNELS) / w.places + gram_rounding(
-                delta, a, w.places
-            )
-            unit = unit.where(torch.minimum(of_delta, of_a) > _SEEN, 1.0)  # squares float32 has no room for
-            length = unit.sqrt() * longest
+        exact = exact and delta.dtype != torch.float64
+        if exact:
+            total = _exact_squares(delta, a, w, of_delta, of_a)
         else:
-            squares = [squared_norm(gradients) for gradients in _some_at_a_time(delta, a, w, plain=True)]
-            length = torch.cat(squares).sqrt() + eta * longest
-        total, most = (length + (2 * eta) * longest).square(), w.places * of_a
+            measure = _by_gram if _gram_is_cheaper(delta, a, w) else _by_gradient
+            total = measure(delta, a, w, of_delta, of_a)
+        most = w.places * of_a
         if self.bias:
-            total, most = total + self._squared_biases(delta, of_delta), most + positions
-        least = of_delta * most / cancelled(torch.float64, positions) ** 2
-        return self._of_models(torch.maximum(total, least))
+            total = total + (_squared_biases(delta, of_delta) if exact else squared_norm(delta.sum((-2, -1))))
+            most = most + positions
+        least = of_delta * most / cancelled(torch.float64 if exact else delta.dtype, positions) ** 2
+        squares = torch.maximum(total, least).view(-1, len(self.delta)).t()
+        return squares.contiguous() if w.linear else squares  # laid out as what they will scale
 
-    @staticmethod
-    def _squared_biases(delta: Tensor, of_delta: Tensor) -> Tensor:
-        """Return (‖Σ_p δ_p‖ + 2u √P ‖δ‖)²: each δ_p is rounded when it is scaled, and they may cancel."""
-        rounding = torch.finfo(delta.dtype).eps * (delta[0, 0].numel() * of_delta).sqrt()
-        total: Tensor = delta.sum((-2, -1), dtype=torch.float64).square().sum(-1).sqrt() + rounding
-        return total.square()
-
-    def sum_into(self, out: Tensor) -> None:
-        """Add up F of every sample."""
-        weights = self.size - self.bias * self.delta.shape[2]
-        out[:, :weights] = _exact_sums(self.delta, self.input, self.window)
+    def sum_into(self, out: Tensor, *, exact: bool = False) -> None:
+        """Σ_j Σ_p δ_jp ⊗ a_jp for all models is the weight gradient of one grouped convolution."""
+        delta, a = self._samples_first()
+        weight = (_exact_sums if exact else _weight_sums)(delta.contiguous(), a.contiguous(), self.window)
+        out[:, : weight.shape[1]] = weight
         if self.bias:
-            out[:, weights:] = self.delta.sum((0, -2, -1), dtype=torch.float64)
+            rows = self.window.linear and not exact
+            out[:, weight.shape[1] :] = _rows(delta).sum(1) if rows else delta.sum((0, -2, -1), dtype=out.dtype)
+
+    def dense(self) -> Tensor:
+        """Multiply and sum the outer products out."""
+        delta, a = (t.flatten(0, 1) for t in self._samples_first())
+        weight = torch.cat(list(_some_at_a_time(delta, a, self.window)))
+        whole = torch.cat([weight, delta.sum((-2, -1))], 1) if self.bias else weight
+        by_model = whole.view(-1, len(self.delta), self.size).transpose(0, 1)
+        return by_model.contiguous() if self.window.linear else by_model
+
+
+def _exact_squares(delta: Tensor, a: Tensor, w: Window, of_delta: Tensor, of_a: Tensor) -> Tensor:
+    """Return (‖Σ_p δ_p ⊗ a_p‖ + 2 η L)², by whichever of two ways is cheaper; see `Positions`."""
+    longest, eta = (w.places * of_delta * of_a).sqrt(), sum_rounding(a, delta[0, 0].numel())
+    if _gram_is_cheaper(delta, a, w):
+        unit = _gram_terms(delta, a, w, of_delta, of_a, GRAM_CHANNELS) / w.places + gram_rounding(delta, a, w.places)
+        unit = unit.where(torch.minimum(of_delta, of_a) > _SEEN, 1.0)  # squares float32 has no room for
+        length = unit.sqrt() * longest
+    else:
+        squares = [squared_norm(gradients) for gradients in _some_at_a_time(delta, a, w, plain=True)]
+        length = torch.cat(squares).sqrt() + eta * longest
+    return (length + (2 * eta) * longest).square()
+
+
+def _squared_biases(delta: Tensor, of_delta: Tensor) -> Tensor:
+    """Return (‖Σ_p δ_p‖ + 2u √P ‖δ‖)²: each δ_p is rounded when it is scaled, and they may cancel."""
+    rounding = torch.finfo(delta.dtype).eps * (delta[0, 0].numel() * of_delta).sqrt()
+    total: Tensor = delta.sum((-2, -1), dtype=torch.float64).square().sum(-1).sqrt() + rounding
+    return total.square()
 
 
 def _exact_sums(delta: Tensor, a: Tensor, w: Window) -> Tensor:
-    """Return Σ_j F_j in float64, [m, weights]; a few samples of all models at a time."""
+    """Return Σ_j F_j in float64, [m, weights], from δ [b, m, out, …] and a; see `Positions`."""
     if _at_once(delta, a, w):
         from privsgp.kernels.positions import exact_sums
 
-        return exact_sums(delta.contiguous(), a.contiguous(), w.geometry)
+        return exact_sums(delta, a, w.geometry)
     if not device_of(delta).in_host_memory:
-        return _weight_sums(delta.double().contiguous(), a.double().contiguous(), w)
-    m = delta.shape[1]
-    some = max(1, _CHUNK["cpu"] // (m * a.shape[2] * w.places * delta[0, 0, 0].numel()))
-    parts = zip(torch.split(delta, some), torch.split(a, some), strict=True)
-    rows = (_by_itself(d.flatten(0, 1), x.flatten(0, 1), w).reshape(len(d), -1) for d, x in parts)
-    total = _added(next(rows))
-    for more in rows:
-        total += _added(more)
+        delta, a = delta.double(), a.double()
+    return _sums_by_products(delta, a, w)
+
+
+def _sums_by_products(delta: Tensor, a: Tensor, w: Window) -> Tensor:
+    """Multiply each sample out by itself, and add them up in float64; a few samples of all models at a time.
+
+    Some columns at a time are added, since torch makes a float64 copy of what it adds.
+    """
+    m, inputs = delta.shape[1], a.shape[2] * w.places
+    some = max(1, _chunk(a) // (m * inputs * delta[0, 0, 0].numel()))
+    total = delta.new_zeros(m * delta.shape[2] * inputs // w.groups, dtype=torch.float64)
+    for d, x in zip(torch.split(delta, some), torch.split(a, some), strict=True):
+        rows = _by_itself(d.flatten(0, 1), x.flatten(0, 1), w).reshape(len(d), -1)
+        for columns, out in zip(torch.split(rows, _COLUMNS, 1), torch.split(total, _COLUMNS), strict=True):
+            out.add_(columns.sum(0, dtype=torch.float64))
     return total.view(m, -1)
-
-
-def _added(rows: Tensor) -> Tensor:
-    """Return Σ_j rows_j in float64, some columns at a time, since torch makes a float64 copy of what it adds."""
-    total = rows.new_empty(rows.shape[1], dtype=torch.float64)
-    for some, out in zip(torch.split(rows, _COLUMNS, 1), torch.split(total, _COLUMNS), strict=True):
-        torch.sum(some, 0, dtype=torch.float64, out=out)
-    return total
 
 
 def _by_itself(delta: Tensor, a: Tensor, w: Window) -> Tensor:
@@ -228,7 +188,7 @@ def _weight_sums(delta: Tensor, a: Tensor, w: Window) -> Tensor:
         from privsgp.kernels.positions import weight_sums
 
         return weight_sums(delta, a, w.geometry)
-    if _by_products(delta):
+    if device_of(delta).has_cudnn and delta.dtype == torch.float64:  # in which cuDNN is slow
         return _sums_by_products(delta, a, w)
     if w.linear:  # a grouped convolution rounds by the number of its groups
         return product(_rows(delta).mT, _rows(a)).reshape(delta.shape[1], -1)
@@ -247,28 +207,6 @@ def _products(a: Tensor, b: Tensor, w: Window) -> Tensor:
     return product(a, b) if w.linear else torch.bmm(a, b)
 
 
-def _by_products(v: Tensor) -> bool:
-    """Tell whether to multiply patches: cuDNN is slow in float64, in which matrices have tensor cores too."""
-    return device_of(v).has_cudnn and v.dtype == torch.float64
-
-
-def _sums_by_products(delta: Tensor, a: Tensor, w: Window) -> Tensor:
-    """Return `_weight_sums` as products of matrices, [out, samples · positions] and [samples · positions, in · places].
-
-    Some samples at a time, because their patches are larger than all that is kept.
-    """
-    models, groups = delta.shape[1], delta.shape[1] * w.groups
-    each = models * a.shape[2] * w.places * delta[0, 0, 0].numel()
-    total = delta.new_zeros(groups, delta.shape[2] // w.groups, a.shape[2] // w.groups * w.places)
-    parts = (torch.split(t, max(1, _CHUNK.get(a.device.type, _CHUNK["cpu"]) // each)) for t in (delta, a))
-    for d, x in zip(*parts, strict=True):
-        patches = _patches(x.flatten(1, 2), d.shape[-2:], w)
-        patches = patches.view(len(x), groups, -1, *patches.shape[2:]).permute(1, 2, 3, 4, 0, 5, 6)
-        rows = d.view(len(d), groups, -1, d[0, 0, 0].numel()).permute(1, 2, 0, 3)
-        total.baddbmm_(rows.flatten(2), patches.reshape(groups, total.shape[2], -1).transpose(1, 2))
-    return total.view(models, -1)
-
-
 def _at_once(delta: Tensor, a: Tensor, window: Window) -> bool:
     """Tell whether `privsgp.kernels.positions` takes these."""
     suits = runs_on(delta) and delta.dtype == torch.float32 and window.groups == 1
@@ -283,8 +221,13 @@ def _some_at_a_time(delta: Tensor, a: Tensor, window: Window, *, plain: bool = F
     `plain`: as sums of products, which `sum_rounding` is about. cuDNN may take Winograd's or Fourier's way.
     """
     each = a.shape[1] * window.places * delta[0, 0].numel()
-    parts = (torch.split(t, max(1, _CHUNK.get(a.device.type, _CHUNK["cpu"]) // each)) for t in (delta, a))
+    parts = (torch.split(t, max(1, _chunk(a) // each)) for t in (delta, a))
     return (_weight_gradients(d, x, window, plain=plain) for d, x in zip(*parts, strict=True))
+
+
+def _chunk(v: Tensor) -> int:
+    """Return how many numbers of patches are made at a time."""
+    return 2**26 if device_of(v).in_host_memory else 2**28
 
 
 def _weight_gradients(delta: Tensor, a: Tensor, window: Window, *, plain: bool) -> Tensor:
@@ -295,7 +238,7 @@ def _weight_gradients(delta: Tensor, a: Tensor, window: Window, *, plain: bool) 
         from privsgp.kernels.positions import sample_gradients
 
         return sample_gradients(delta.contiguous(), a.contiguous(), window.geometry)
-    convolved = device_of(delta).has_cudnn and not plain and not _by_products(delta)
+    convolved = device_of(delta).has_cudnn and delta.dtype != torch.float64 and not plain
     if convolved and window.stride == (1, 1) and window.places > 1:
         # one group a sample: twice as fast as patches here, and many times slower for strides
         shape = (samples * delta.shape[1], a.shape[1] // groups, *window.kernel)

@@ -76,7 +76,7 @@ def product_error(v: Tensor) -> float:
 
 
 def sum_rounding(v: Tensor, positions: int) -> float:
-    """Return η: a sample's Σ_p δ_p ⊗ a_p, multiplied out in v's precision, is off by at most η L (`positions.Exact`).
+    """Return η: a sample's Σ_p δ_p ⊗ a_p, multiplied out in v's precision, is off by at most η L (`Positions`).
 
     Guarantee: P products, added in any order, round by at most P eps/2 of what their absolute values add up to; tensor
     cores, which may cut off where others round, by twice that; scaled factors by eps/2 more. L bounds that sum's

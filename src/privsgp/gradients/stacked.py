@@ -8,6 +8,7 @@ each other has no per-sample gradient, and clipping it would protect nobody: it 
 from __future__ import annotations
 
 import copy
+from itertools import product
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from privsgp.errors import Refused
-from privsgp.gradients.dropout import is_keyed, keyed, keys_of
+from privsgp.gradients.dropout import is_keyed, keyed, with_keys
 from privsgp.gradients.layout import Layout
 from privsgp.gradients.per_sample import PerSample, Plain
 from privsgp.gradients.rules.ruled import Ruled, covers
@@ -49,43 +50,49 @@ def stack(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor], *, rules:
     model = keyed(model)
     refuse_mixing(model, loss, sample)
     functional = Functional(unrolled(model), layout, loss)
-    _probe_functional(functional, functional.losses, model, sample)
-    if rules and covers(model, layout) and _agree(model, loss, sample):
-        return Ruled(model, layout, loss)
-    _probe_functional(functional, functional, model, sample)  # the first gradient loads torch's compiler: a second
+    z, x, y = layout.flatten(model)[None], sample[0][None, :2], sample[1][None, :2]
+    few = z, _real(x, z.dtype), y, torch.arange(y.shape[1], device=z.device)[None]
+    try:
+        functional.mapped(functional.loss, *few)
+        if rules and covers(model, layout) and _agree(model, loss, sample):
+            return Ruled(model, layout, loss)
+        functional(*few)  # the first gradient loads torch's compiler: a second
+    except (RuntimeError, ValueError) as error:  # a branch on what a whole batch holds, say
+        raise Refused(
+            f"torch.func cannot differentiate this model sample by sample: {error}",
+            "write its forward with operations that vmap supports, without in-place changes or data-dependent branches",
+        ) from error
     return functional
 
 
 def refuse_mixing_layers(model: nn.Module) -> None:
     """Refuse, by name, layers whose output for a sample depends on more than the sample and the parameters."""
     for name, layer in model.named_modules():
-        kind, label = type(layer).__name__, f"layer '{name}'" if name else "the model"
-        if _is_frozen_norm(layer):
-            continue
-        if "BatchNorm" in kind:
-            raise Refused(
-                f"{label} is a {kind}: it averages over the batch",
-                "use nn.GroupNorm or nn.LayerNorm; with public statistics that do not change it is fine: call eval()",
-            )
-        if getattr(layer, "track_running_stats", False):
-            raise Refused(f"{label} is a {kind} that keeps statistics of the data", "use nn.GroupNorm")
-        if "Dropout" in kind and getattr(layer, "p", 0.0) != 0.0 and not is_keyed(layer):
-            raise Refused(
-                f"{label} is a {kind} with p = {layer.p}: its coins are not keyed", "use nn.Dropout, or p = 0"
-            )
-        if isinstance(inner := getattr(layer, "dropout", None), float) and inner > 0:
-            raise Refused(
-                f"{label} is a {kind} with dropout = {inner} inside: its coins are not keyed",
-                "take dropout = 0 there, and nn.Dropout layers of their own",
-            )
+        if (found := _mixing(layer)) is not None:
+            label, (fault, remedy) = f"layer '{name}'" if name else "the model", found
+            raise Refused(f"{label} is a {type(layer).__name__}{fault}", remedy)
 
 
-def _is_frozen_norm(layer: nn.Module) -> bool:
-    """Tell whether a normalisation has statistics of its own that no longer change: a fixed map of each sample.
+def _mixing(layer: nn.Module) -> tuple[str, str] | None:
+    """Return how a layer mixes samples and what to use instead.
 
+    A normalisation with statistics of its own that no longer change is a fixed map of each sample.
     Assumes: as of all that a model starts from, that they are public.
     """
-    return not layer.training and getattr(layer, "running_mean", None) is not None
+    kind, inner = type(layer).__name__, getattr(layer, "dropout", None)
+    if not layer.training and getattr(layer, "running_mean", None) is not None:
+        return None
+    if "BatchNorm" in kind:
+        remedy = "use nn.GroupNorm or nn.LayerNorm; with public statistics that do not change it is fine: call eval()"
+        return ": it averages over the batch", remedy
+    if getattr(layer, "track_running_stats", False):
+        return " that keeps statistics of the data", "use nn.GroupNorm"
+    if "Dropout" in kind and getattr(layer, "p", 0.0) != 0.0 and not is_keyed(layer):
+        return f" with p = {layer.p}: its coins are not keyed", "use nn.Dropout, or p = 0"
+    if isinstance(inner, float) and inner > 0:
+        remedy = "take dropout = 0 there, and nn.Dropout layers of their own"
+        return f" with dropout = {inner} inside: its coins are not keyed", remedy
+    return None
 
 
 def refuse_mixing(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -> None:
@@ -96,42 +103,25 @@ def refuse_mixing(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -
     probe = copy.deepcopy(model).double()
     inputs, targets = (_real(t, torch.float64) for t in sample)
     keys = torch.arange(len(targets), device=targets.device)
-    with torch.no_grad():
-        with keys_of(probe, keys):
-            together = loss(probe(inputs), targets)
-        if together.shape != targets.shape[:1]:
-            raise Refused(
-                f"the loss gives a tensor of shape {tuple(together.shape)} for {targets.shape[0]} samples",
-                "return one number per sample (reduction='none', averaged over everything but the first axis)",
-            )
-        alone = torch.cat([_alone(probe, loss, *one) for one in zip(keys, inputs, targets, strict=True)])
+
+    def losses(keys: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad(), with_keys(keys):
+            return loss(probe(x), y)
+
+    together = losses(keys, inputs, targets)
+    if together.shape != targets.shape[:1]:
+        raise Refused(
+            f"the loss gives a tensor of shape {tuple(together.shape)} for {targets.shape[0]} samples",
+            "return one number per sample (reduction='none', averaged over everything but the first axis)",
+        )
+    samples = zip(*(torch.split(t, 1) for t in (keys, inputs, targets)), strict=True)
+    alone = torch.cat([losses(*one) for one in samples])
     if not torch.allclose(together, alone, rtol=1e-9, atol=1e-12, equal_nan=True):
         apart = float((together - alone).abs().max())
         raise Refused(
             f"the loss of a sample depends on the other samples of its batch (by {apart:.3g})",
             "make every operation of the model and the loss act on each sample alone",
         )
-
-
-def _alone(model: nn.Module, loss: Loss, key: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return the loss of one sample that is a batch by itself."""
-    with keys_of(model, key[None]):
-        return loss(model(x[None]), y[None])
-
-
-def _probe_functional(
-    functional: Functional, take: Callable[..., object], model: nn.Module, sample: tuple[Tensor, Tensor]
-) -> None:
-    """Refuse what `torch.func` cannot take apart sample by sample: a branch on what a whole batch holds, say."""
-    z = functional.layout.flatten(model)[None]
-    keys = torch.arange(2, device=z.device)[None, : len(sample[1])]
-    try:
-        take(z, _real(sample[0][None, :2], z.dtype), sample[1][None, :2], keys)
-    except (RuntimeError, ValueError) as error:
-        raise Refused(
-            f"torch.func cannot differentiate this model sample by sample: {error}",
-            "write its forward with operations that vmap supports, without in-place changes or data-dependent branches",
-        ) from error
 
 
 def _agree(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -> bool:
@@ -144,8 +134,6 @@ def _agree(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -> bool:
     inputs, targets = (_real(torch.stack([t, t.flip(0)]), torch.float64) for t in (x, y))
     keys = torch.arange(targets.shape[0] * targets.shape[1], device=targets.device).view(targets.shape[:2])
     try:
-        if not rule.called_once(z, inputs):
-            return False
         fast, plain = rule(z, inputs, targets, keys), functional.one_by_one(z, inputs, targets, keys)
     except (RuntimeError, AttributeError, ValueError, TypeError):
         return False  # a forward that uses its layers in some other way than calling them
@@ -165,39 +153,30 @@ class Functional:
         self.layout = layout
 
         def one(parameters: dict[str, Tensor], x: Tensor, y: Tensor, key: Tensor | None) -> Tensor:
-            with keys_of(model, None if key is None else key[None]):
+            with with_keys(None if key is None else key[None]):
                 return loss(functional_call(model, parameters, (x[None],)), y[None]).sum()
 
-        self._loss, self._gradient = one, grad(one)
+        self.loss, self._gradient = one, grad(one)
 
     def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> PerSample:
         """Return the gradients of model z[i] on inputs[i, j], for all i and j; `keys` [m, b] are for dropout."""
-        gradients = self._mapped(self._gradient, z, inputs, targets, keys)
+        gradients = self.mapped(self._gradient, z, inputs, targets, keys)
         return PerSample([Plain(torch.cat([gradients[name].flatten(2) for name in self.layout.names], -1))])
 
-    def losses(self, z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Return the loss of model z[i] on inputs[i, j], for all i and j."""
-        found: Tensor = self._mapped(self._loss, z, inputs, targets, keys)
-        return found
-
-    def _mapped(self, one: Callable[..., Any], z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None) -> Any:  # noqa: ANN401 - what `one` returns
+    def mapped(self, one: Callable[..., Any], z: Tensor, x: Tensor, y: Tensor, keys: Tensor | None) -> Any:  # noqa: ANN401 - what `one` returns
         """Return `one` of each sample alone, over samples and over models."""
         views = {name: v.contiguous() for name, v in self.layout.views(z).items()}
         key = None if keys is None else 0
         per_sample = vmap(one, in_dims=(None, 0, 0, key))
-        return vmap(per_sample, in_dims=(0, 0, 0, key))(views, inputs, targets, keys)
+        return vmap(per_sample, in_dims=(0, 0, 0, key))(views, x, y, keys)
 
-    def one_by_one(self, z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> Tensor:
+    def one_by_one(self, z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor) -> Tensor:
         """Return the same as [m, b, d] by plain autograd, one model and one sample after the other."""
-        models = z.repeat_interleave(inputs.shape[1], 0)
-        flat = [None] * len(models) if keys is None else keys.flatten()
-        samples = zip(models, inputs.flatten(0, 1), targets.flatten(0, 1), flat, strict=True)
-        return torch.stack([self._alone(*one) for one in samples]).view(*inputs.shape[:2], -1)
-
-    def _alone(self, row: Tensor, x: Tensor, y: Tensor, key: Tensor | None) -> Tensor:
-        views = {name: v.detach().requires_grad_() for name, v in self.layout.views(row).items()}
-        wanted = [views[name] for name in self.layout.names]
-        with torch.enable_grad():
-            loss = self._loss(views, x, y, key)
-        found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
-        return torch.cat([g.flatten() for g in found])
+        rows = []
+        for i, j in product(*map(range, inputs.shape[:2])):
+            views = {name: v.detach().requires_grad_() for name, v in self.layout.views(z[i]).items()}
+            with torch.enable_grad():
+                loss = self.loss(views, inputs[i, j], targets[i, j], keys[i, j])
+            found = torch.autograd.grad(loss, list(views.values()), allow_unused=True, materialize_grads=True)
+            rows.append(torch.cat([g.flatten() for g in found]))
+        return torch.stack(rows).view(*inputs.shape[:2], -1)

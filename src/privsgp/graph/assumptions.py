@@ -57,9 +57,15 @@ def connectivity(graph: Graph, horizon: int = HORIZON) -> tuple[int, int]:
     That is: every window [lB, (l+1)B) is strongly connected, and Δ is the largest diameter among them.
     *Assumes* that `check` passed.
     """
-    longest = graph.period or horizon
-    found = ((B, _diameter_of_windows(graph, B, horizon)) for B in range(1, longest + 1))
-    return next((B, diameter) for B, diameter in found if diameter is not None)
+    for B in range(1, (graph.period or horizon) + 1):
+        largest, stop = 0, lcm(B, graph.period) if graph.period else horizon - B + 1
+        for start in range(0, stop, B):
+            if (across := diameter(union(graph, start, start + B))) is None:
+                break
+            largest = max(largest, across)
+        else:
+            return B, largest
+    raise ValueError(f"graph {graph.name!r} is not strongly connected")
 
 
 def union(graph: Graph, start: int, stop: int) -> NDArray[np.bool_]:
@@ -89,16 +95,6 @@ def diameter(heard: NDArray[np.bool_]) -> int | None:
         if not (further := _then(short, reach[r])).all():
             short, length = further, length + 2**r
     return length + 1
-
-
-def _diameter_of_windows(graph: Graph, B: int, horizon: int) -> int | None:
-    starts = range(0, lcm(B, graph.period), B) if graph.period else range(0, horizon - B + 1, B)
-    largest = 0
-    for start in starts:
-        if (across := diameter(union(graph, start, start + B))) is None:
-            return None
-        largest = max(largest, across)
-    return largest
 
 
 def _closure(heard: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -39,7 +39,7 @@ class Lemma:
 class Constants:
     """What the theory needs to know of a graph.
 
-    `estimated` tells that it never repeats: then `B`, `diameter`, `lemma` and `spectral_gap` are those of its first
+    `period` is None if it never repeats: then `B`, `diameter`, `lemma` and `spectral_gap` are those of its first
     `horizon` steps, not a proof.
     """
 
@@ -52,7 +52,6 @@ class Constants:
     doubly_stochastic: bool
     max_out_degree: int
     horizon: int
-    estimated: bool
 
 
 def constants(graph: Graph, dim: int = 1, horizon: int = HORIZON) -> Constants:
@@ -78,7 +77,6 @@ def constants(graph: Graph, dim: int = 1, horizon: int = HORIZON) -> Constants:
         doubly_stochastic=all(bool(np.allclose(row, 1, rtol=0, atol=_ROUNDING)) for row in rows),
         max_out_degree=int(max(out)),
         horizon=len(steps),
-        estimated=graph.period is None,
     )
 
 

@@ -5,7 +5,8 @@ What `privsgp graph` prints: the constants of a graph as rows of words and numbe
 
 from __future__ import annotations
 
-from math import acos, ceil, cos, hypot, inf, log, pi, sin, sqrt
+from cmath import exp
+from math import ceil, inf, log, pi
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,15 +15,13 @@ from privsgp.files import write
 from privsgp.graph.convergence import constants
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from privsgp.graph.sequences import Graph
 
-    Point = tuple[float, float]
-
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9")  # of Okabe and Ito
 _MOST = 8  # steps in a picture
-_SIZE, _RADIUS = 300, 120
+_SIZE = 300
 
 
 def draw(graph: Graph, path: str | Path) -> None:
@@ -44,64 +43,43 @@ def first_steps(graph: Graph) -> int:
 def circle(graph: Graph, steps: Sequence[int]) -> str:
     """Return one drawing of some steps together, in the colour of the text around it."""
     frame = f'viewBox="0 0 {_SIZE} {_SIZE}" role="img" aria-label="Sites on a circle, an arrow for each message"'
-    return f'<svg {frame} font-size="11" fill="currentColor">{_links(graph, steps)}</svg>'
-
-
-def _links(graph: Graph, steps: Sequence[int]) -> str:
-    angles = [pi / 2 - 2 * pi * i / graph.nodes for i in range(graph.nodes)]  # node 0 on top, then clockwise
-    places = [(cos(angle), sin(angle)) for angle in angles]
-    parts = [arrow for k in steps for arrow in _step(graph, k, places)]
-    for i, (x, y) in enumerate(places):
-        parts.append(f'<circle cx="{_across(x)}" cy="{_down(y)}" r="{min(5, 120 / graph.nodes + 1):.1f}"/>')
+    parts = [line for k in steps for line in _step(graph, k)]
+    for i in range(graph.nodes):
+        at, label = _place(graph, i), _place(graph, i, 1.13)
+        parts.append(f'<circle cx="{at.real:.1f}" cy="{at.imag:.1f}" r="{min(5, 120 / graph.nodes + 1):.1f}"/>')
         if i % ceil(graph.nodes / 64) == 0:
-            parts.append(f'<text x="{_across(1.13 * x)}" y="{_down(1.13 * y - 0.03)}" text-anchor="middle">{i}</text>')
-    return "".join(parts)
+            parts.append(f'<text x="{label.real:.1f}" y="{label.imag + 4:.1f}" text-anchor="middle">{i}</text>')
+    return f'<svg {frame} font-size="11" fill="currentColor">{"".join(parts)}</svg>'
 
 
-def _step(graph: Graph, k: int, places: Sequence[Point]) -> list[str]:
+def _step(graph: Graph, k: int) -> Iterator[str]:
     """Draw the messages of a step; a line without a head goes both ways."""
     edges, colour = graph.edges(k), _COLOURS[k % len(_COLOURS)]
-    sent = {(int(i), int(j)) for i, j in zip(edges.source, edges.target, strict=True) if i != j}
+    sent = {(i, j) for i, j in zip(edges.source.tolist(), edges.target.tolist(), strict=True) if i != j}
     lines = [(i, j) for i, j in sorted(sent) if i < j or (j, i) not in sent]
     wide = min(1.4, max(0.3, 60 / max(len(lines), 1)))
-    drawn = []
     for i, j in lines:
-        (x, y), (u, v), bend = places[i], places[j], _bend(places[i], places[j])
-        ends = f"M{_across(x)} {_down(y)}Q{_across(bend[0])} {_down(bend[1])} {_across(u)} {_down(v)}"
-        drawn.append(f'<path d="{ends}" fill="none" stroke="{colour}" stroke-width="{wide:.1f}"/>')
+        start, end = _place(graph, i), _place(graph, j)
+        yield f'<path d="{_outline(start, end)}" fill="none" stroke="{colour}" stroke-width="{wide:.1f}"/>'
         if (j, i) not in sent:
-            drawn.append(f'<path d="{_head(bend, places[j])}" fill="{colour}"/>')
-    return drawn
+            along = (end - start) / abs(end - start)
+            head = [end - along * corner for corner in (5, 13 + 4j, 13 - 4j)]  # it stops before the node
+            yield f'<path d="{_outline(*head)}Z" fill="{colour}"/>'
 
 
-def _head(start: Point, end: Point) -> str:
-    """Return the outline of an arrow's head that stops before the node."""
-    far = hypot(end[0] - start[0], end[1] - start[1]) or 1.0
-    u, v = (end[0] - start[0]) / far, (end[1] - start[1]) / far
-    corners = [(end[0] - a * u - b * v, end[1] - a * v + b * u) for a, b in ((0.04, 0), (0.11, 0.03), (0.11, -0.03))]
-    return "M" + "L".join(f"{_across(x)} {_down(y)}" for x, y in corners) + "Z"
+def _place(graph: Graph, node: int, radius: float = 1.0) -> complex:
+    """Return where a node is, x + iy downwards: node 0 on top, then clockwise."""
+    return _SIZE / 2 + 1j * _SIZE / 2 - 120j * radius * exp(2j * pi * node / graph.nodes)
 
 
-def _bend(start: Point, end: Point) -> Point:
-    """Return a control point nearer to the centre the further the hop, so that hops of different length stay apart."""
-    middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
-    radius = hypot(*middle)
-    inward = 0.4 * radius + 0.6 * (1 - sqrt(2 * acos(min(radius, 1.0)) / pi))
-    return middle[0] * inward / max(radius, 1e-9), middle[1] * inward / max(radius, 1e-9)
-
-
-def _across(x: float) -> str:
-    return f"{_SIZE / 2 + _RADIUS * x:.1f}"
-
-
-def _down(y: float) -> str:
-    return f"{_SIZE / 2 + 10 - _RADIUS * y:.1f}"
+def _outline(*points: complex) -> str:
+    return "M" + "L".join(f"{point.real:.1f} {point.imag:.1f}" for point in points)
 
 
 def table(graph: Graph, dim: int = 1) -> list[tuple[str, str]]:
     """Rows (label, value) on `graph` for a model of `dim` parameters; refuses a graph that fails `check`."""
     of = constants(graph, dim)
-    seen = f" (first {of.horizon} steps)" if of.estimated else ""
+    seen = f" (first {of.horizon} steps)" if of.period is None else ""
     exact = ": agreement becomes exact" if of.spectral_gap == 1 else ""
     return [
         ("graph", graph.name),

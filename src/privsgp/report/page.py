@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from privsgp.accounting.shown import percent_up, small, up
-from privsgp.errors import Refused, argument
+from privsgp.errors import Refused
 from privsgp.files import in_units
 from privsgp.files import write as write_whole
 from privsgp.graph import picture
@@ -44,7 +44,7 @@ def write(folder: Path, out: Path) -> None:
         write_whole(out, text)
     except OSError as error:
         raise Refused(
-            f"cannot write the report {out}: {error.strerror}", f"choose another file with {argument('out')}"
+            f"cannot write the report {out}: {error.strerror}", "choose another file with {out}", out=None
         ) from error
 
 

@@ -25,7 +25,7 @@ from privsgp.audit.audit import silent
 from privsgp.engine.folder import Folder, read_metrics
 from privsgp.engine.formats import Summary
 from privsgp.engine.stops import Stopping
-from privsgp.errors import Diverged, Refused, argument, refuse_below_one
+from privsgp.errors import Diverged, Refused, refuse_below_one
 from privsgp.files import read_json, write_json
 from privsgp.research.claims import Spread
 from privsgp.runs import config as configs
@@ -154,10 +154,11 @@ def _run(config: Config, out: Path, data_dir: Path | None, tell: Callable[[int, 
 def _done(config: Config, out: Path) -> bool:
     """Tell whether nothing is left to do; refuse a folder that holds another configuration's run."""
     folder = Folder(out)
-    if folder.config.exists() and (changed := configs.differences(configs.started(folder.config), config)):
+    if folder.config.exists() and (changed := configs.changes(folder.config, config)):
         raise Refused(
             f"{out} holds a run of another configuration: {'; '.join(changed)}",
-            f"choose another folder with {argument('out')}",
+            "choose another folder with {out}",
+            out=None,
         )
     return folder.summary.exists() or (out / "diverged.json").exists()
 

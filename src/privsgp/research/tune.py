@@ -94,7 +94,7 @@ def applied(config: Config, trial: Trial) -> Config:
     """Return the configuration with a trial's values."""
     t = trial
     tail = {"average": "tail", "average_share": t.share} if t.share else {"average": "none", "average_share": None}
-    a = {"step_size": t.step_size, "batch": t.batch, "steps": t.steps, "momentum": t.momentum, "average_decay": None}
+    a = {"step_size": t.step_size, "batch": t.batch, "steps": t.steps, "momentum": t.momentum}
     if (c := protection.settings(config).difference_clip) is not None:
         a["difference_clip"] = c * t.clip / protection.settings(config).clip
     values = config.model_dump()

@@ -12,7 +12,7 @@ from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, solve, t
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.engine.spec import Protection
-from privsgp.errors import Refused, argument
+from privsgp.errors import Refused
 from privsgp.outside import between, exactly, keys
 from privsgp.transport.rendezvous import World, blocks
 
@@ -264,12 +264,13 @@ def _count(config: Config, budget: float | None, delta: float, earlier: Sequence
         return count(p.accountant, p.relation, config.algorithm.name, config.algorithm.steps, p.c2)
     if p.nominal:
         raise Refused(
-            f"privacy.accountant = {p.accountant!r} with {argument('ledger')}",
+            f"privacy.accountant = {p.accountant!r} with {{ledger}}",
             "several runs are counted by 'certified' alone",
+            ledger=None,
         )
     if budget is None:
         raise Refused(
-            f"{argument('ledger')} without privacy.epsilon", "name the (ε, δ) that all runs on this data must share"
+            "{ledger} without privacy.epsilon", "name the (ε, δ) that all runs on this data must share", ledger=None
         )
     shared = Filter.over(earlier, budget, delta)
     return Count(p.relation, after=(shared, shared.spent(earlier)))

@@ -85,7 +85,6 @@ def build_run(
         faults=faults,
         layout=layout(config),
         momentum=a.momentum,
-        normalised=a.unit_steps,
         weights=_weights(config, problem.samples, protection),
         final_model=_final_model(config, faults),
         noise=_noise(config, protection),
@@ -128,8 +127,7 @@ def _final_model(config: Config, faults: Faults | None) -> FinalModel:
             f"algorithm.average = {a.average!r} and algorithm.final_mixing = {a.final_mixing} with simulated faults",
             "leave them out: nodes that leave or fall behind have no common average",
         )
-    given = {"share": a.average_share, "decay": a.average_decay}
-    return FinalModel(a.average, mixing=a.final_mixing, **{key: v for key, v in given.items() if v is not None})
+    return FinalModel(a.average, a.average_share or FinalModel.share, a.final_mixing)
 
 
 def make_clock(config: Config, network: Graph, message_bytes: int) -> Waiting | Events:

@@ -85,8 +85,17 @@ def card(config: Config, problem: Problem) -> dict[str, Any]:
 
     Guarantee: a function of the configuration, public shapes, and public weights alone.
     """
-    schema = config.data.schema
+    d, p, n, fields = config.data, config.privacy, config.data.nodes, problem.fields
     encoder = problem.encoder if config.features.name == "module" else None
+    tokens = problem.dataset.vocabulary if d.tokens is None else d.tokens  # of a sample before any encoder
+    named = d.images or d.text
+    bounded = config.private and p.epsilon is not None and not p.nominal  # else model-card.md has ε
+    optional = {
+        "vocabulary": tokens if isinstance(tokens, int) else None,
+        "text": None if d.text is None else d.text.model_dump(),
+        "images": None if d.images is None else d.images.model_dump(),
+        "fields": None if fields is None else dataclasses.asdict(fields),
+    }
     return {
         "version": VERSION,
         "input_shape": list(problem.sample_shape),
@@ -97,35 +106,19 @@ def card(config: Config, problem: Problem) -> dict[str, Any]:
         "features": config.features.model_dump(exclude_none=True),
         "encoder": None if encoder is None else features.digest(encoder),
         "frozen": frozen_digest(problem.model),
-        **({} if (tokens := _tokens(config, problem)) is None else {"vocabulary": tokens}),
         "dtype": config.engine.dtype,
-        "schema_text": None if schema is None else schema.toml(),
-        **_read_as(config, problem),
-        "class_names": _class_names(config),
-        "privacy": _promise(config),
-    }
-
-
-def _read_as(config: Config, problem: Problem) -> dict[str, Any]:
-    """Return the public settings that samples are read by, as far as there are any."""
-    d, fields = config.data, problem.fields
-    return {
-        **({} if d.text is None else {"text": d.text.model_dump()}),
-        **({} if d.images is None else {"images": d.images.model_dump()}),
-        **({} if fields is None else {"fields": dataclasses.asdict(fields)}),
-    }
-
-
-def _class_names(config: Config) -> list[str] | None:
-    d = config.data
-    named = d.images or d.text
-    return d.schema.target.classes if d.schema is not None else None if named is None else named.labels
-
-
-def _tokens(config: Config, problem: Problem) -> int | None:
-    """Return how many tokens a sample is made of before any encoder; None where it is made of numbers."""
-    own = problem.dataset.vocabulary
-    return config.data.tokens if config.data.tokens is not None else own if isinstance(own, int) else None
+        "schema_text": None if d.schema is None else d.schema.toml(),
+        **{key: value for key, value in optional.items() if value is not None},
+        "class_names": None if named is None else named.labels,
+        "privacy": {
+            "simulation": config.seed is not None,
+            "noise": config.private,
+            "epsilon": max(per_node(p.epsilon, n)) if bounded else None,
+            "delta": max(per_node(p.delta, n)) if config.private else None,
+            "relation": p.relation,
+            "trust": config.trust,
+        },
+    } | ({} if d.schema is None else {"class_names": d.schema.target.classes})
 
 
 def frozen_digest(model: nn.Module) -> str | None:
@@ -139,20 +132,6 @@ def frozen_digest(model: nn.Module) -> str | None:
         parts.update(name.encode())
         parts.update(value.detach().cpu().contiguous().numpy().tobytes())
     return parts.hexdigest()
-
-
-def _promise(config: Config) -> dict[str, Any]:
-    """Return the budget that the run may not exceed; of noise fixed by hand there is none, and model-card.md says ε."""
-    p, n = config.privacy, config.data.nodes
-    bounded = config.private and p.epsilon is not None and not p.nominal
-    return {
-        "simulation": config.seed is not None,
-        "noise": config.private,
-        "epsilon": max(per_node(p.epsilon, n)) if bounded and p.epsilon is not None else None,
-        "delta": max(per_node(p.delta, n)) if config.private else None,
-        "relation": p.relation,
-        "trust": config.trust,
-    }
 
 
 def metadata(told: Any) -> dict[str, str]:  # noqa: ANN401 - a mapping, frozen or not
@@ -181,43 +160,40 @@ def shapes(path: Path) -> dict[str, tuple[int, ...]]:
 def markdown(told: dict[str, Any], view: RunView) -> str:
     """Return model-card.md: what the model is, its metrics, what the run guarantees and what it does not."""
     s = view.summary
-    lines = [
+    return "\n".join([
         f"# {s['name']}", "", *([f"**{_SIMULATION}**", ""] if s["simulation"] else []),
         f"Trained by privsgp {__version__}: {view.what}. The model is that {s['model']}.", "",
         "## Inputs and outputs", "", *_shapes(told), "",
         "## Metrics", "", *_metrics(view), "",
-        "## Privacy", "", *(f"- {line}" for line in view.promise), *_unprotected(view), "",
+        "## Privacy", "", *(f"- {line}" for line in view.promise),
+        *([] if view.sites else ["- treat the model as you treat the records"]), "",
         "## Not covered", "", *(f"- {line}" for line in _LIMITS), "",
         "## Use it", "", "```python", "import privsgp", "", 'result = privsgp.load("this folder")',
         "result.predict(x)  # result.model is a torch.nn.Module", "```", "",
-    ]  # fmt: skip
-    return "\n".join(lines)
+    ])  # fmt: skip
 
 
 _SIMULATION = "A simulation, not private: the configuration has a seed, and anyone can compute its noise again."
 _LIMITS = (
     "Several records of one person add up. The guarantee is for each record by itself.",
     "Metrics are on public test data. No ε covers them.",
-    (
-        "Another run on the same records adds to what was spent, unless it continued the same ledgers. So does "
-        "a run that starts from this model on the same records."
-    ),
+    "Another run on these records, from this model or not, adds to what was spent, unless it continued the ledgers.",
     "If people chose settings by looking at results on these records, that cost is not counted.",
 )
+_OUTPUTS = {
+    "cross-entropy": "an output for each class: logits",
+    "binary": "1 output: the logit of class 1",
+    "mse": "the predicted values",
+    None: "outputs as the loss of its authors reads them",
+}
 
 
 def _shapes(told: dict[str, Any]) -> list[str]:
-    what = {
-        "cross-entropy": f"{told['classes']} outputs, one for each class: logits",
-        "binary": "1 output: the logit of class 1",
-        "mse": "the predicted values",
-        None: "outputs as the loss of its authors reads them",
-    }[told["loss"]]
-    through = told["features"]["name"]
-    lines = [f"- a sample: {' × '.join(map(str, told['input_shape']))} numbers", f"- {what}"]
+    through, names = told["features"]["name"], told["class_names"]
+    lines = [f"- a sample: {' × '.join(map(str, told['input_shape']))} numbers", f"- {_OUTPUTS[told['loss']]}"]
     lines += [f"- features before the model: {through}"] if through != "none" else []
     lines += ["- a row of a table, by the public schema that the model's file carries"] if told["schema_text"] else []
-    lines += [f"- classes: {', '.join(map(_in_a_line, told['class_names']))}"] if told["class_names"] else []
+    lines += [f"- classes: {', '.join(map(_in_a_line, names))}"] if names else []
     return [*lines, f"- network: {told['model']['name']}"]
 
 
@@ -230,13 +206,5 @@ def _metrics(view: RunView) -> list[str]:
     if not view.metrics:
         return ["None: there were no public test data, or the loss defines no metric."]
     rows = [f"| {_in_a_line(label)} | {value} | {base} |" for label, value, base in view.metrics]
-    return [
-        "| metric on public test data | model | a guess |",
-        "|---|---|---|",
-        *rows,
-        *(f"\n{n}." for n in view.notes),
-    ]
-
-
-def _unprotected(view: RunView) -> list[str]:
-    return [] if view.sites else ["- treat the model as you treat the records"]
+    head = ["| metric on public test data | model | a guess |", "|---|---|---|"]
+    return [*head, *rows, *(f"\n{n}." for n in view.notes)]

@@ -8,7 +8,7 @@ alone: `Markup % values` escapes what is put into them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 440, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 14, 10, 38
 _LOOKS = (("#0072b2", "none"), ("#d55e00", "7 4"), ("#009e73", "2 4"))
-_WIDE = 100  # from this ratio of the largest to the smallest value on, an axis is logarithmic
 _MOST = 200  # points of a curve: a screen has no room for more
 _FIGURE = Markup(
     "<figure><figcaption><strong>%s</strong>%s</figcaption>%s<details><summary>Numbers</summary>%s</details></figure>"
@@ -60,40 +59,20 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
     return Markup('<div class="scroll"><table><thead><tr>%s</tr></thead><tbody>%s</tbody></table></div>') % (top, body)
 
 
-@dataclass(frozen=True)
-class Axis:
-    """The values low … high, placed on start … end."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-    ticks: Sequence[float] = field(default=())
-    log: bool = False
-
-    def at(self, value: float) -> float:
-        """Return the place of a value."""
-        low, high, value = (math.log(v) if self.log else v for v in (self.low, self.high, value))
-        return self.start + (self.end - self.start) * (value - low) / (high - low)
-
-
-def axis(values: Sequence[float], start: float, end: float, *, log: bool = False) -> Axis:
-    """Return an axis that holds all values and ends at ticks: round values, or powers of ten."""
+def ticks(values: Sequence[float]) -> list[float]:
+    """Return about five round numbers, evenly spaced, that enclose all values."""
     low, high = min(values), max(values)
-    if log:
-        first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-        powers = range(first, max(last, first + 1) + 1)
-        return Axis(
-            10.0 ** powers[0], 10.0 ** powers[-1], start, end,
-            [10.0**e for e in powers[:: math.ceil(len(powers) / 6)]], log=True,
-        )  # fmt: skip
     if math.isclose(low, high):
         low, high = (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
     rough = (high - low) / 4
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return Axis(first * step, last * step, start, end, [float(f"{i * step:.12g}") for i in range(first, last + 1)])
+    return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
+
+
+def _placed(value: float, on: Sequence[float], start: float, end: float) -> float:
+    return start + (end - start) * (value - on[0]) / (on[-1] - on[0])
 
 
 @dataclass(frozen=True)
@@ -107,72 +86,56 @@ class Chart:
 
     def figure(self) -> Markup:
         """Return the drawing, a legend, and the numbers."""
-        lines = {name: _thinned(points) for name, points in self.series.items()}
-        keys = [_KEY % (*_look(i), name) for i, name in enumerate(lines)]
+        lines = {name: points[::-1][:: math.ceil(len(points) / _MOST)][::-1] for name, points in self.series.items()}
+        keys = [_KEY % (*_LOOKS[i], name) for i, name in enumerate(lines)]
         said = "; ".join(f"{name}: {self.write(p[0][1])} at first, {self.write(p[-1][1])} at last"
-                         for name, p in lines.items())  # fmt: skip
+                         for name, p in self.series.items())  # fmt: skip
         known = [dict(points) for points in lines.values()]
         rows = [
             [number(x), *(self.write(of[x]) if x in of else "" for of in known)] for x in sorted(set().union(*known))
         ]
-        numbers = table([self.x_label, *lines], rows)
         drawing = _SVG % (WIDTH, HEIGHT, f"{self.title}. {said}", self._drawing(lines))
-        return _FIGURE % (self.title, Markup().join(keys), drawing, numbers)
+        return _FIGURE % (self.title, Markup().join(keys), drawing, table([self.x_label, *lines], rows))
 
     def _drawing(self, lines: Mapping[str, Points]) -> Markup:
         xs, ys = ([point[i] for points in lines.values() for point in points] for i in (0, 1))
-        x = axis([0.0, *xs], _LEFT, WIDTH - _RIGHT)
-        y = axis(ys, HEIGHT - _BOTTOM, _TOP, log=0 < _WIDE * min(ys) < max(ys))
-        parts = []
-        for t in y.ticks:
-            parts.append(_RULE % (x.start, x.end, y.at(t), y.at(t)))
-            parts.append(_TEXT % (x.start - 7, y.at(t) + 4, "end", self.write(t).replace(".0 %", " %")))
-        parts += [_TEXT % (x.at(t), y.start + 17, "middle", number(t)) for t in x.ticks]
-        parts.append(_TEXT % ((x.start + x.end) / 2, HEIGHT - 4, "middle", self.x_label))
-        for i, points in enumerate(lines.values()):
-            colour, dashes = _look(i)
-            places = [(x.at(a), y.at(b)) for a, b in points]
+        xs, ys = ticks([0.0, *xs]), ticks(ys)
+        left, right, bottom = _LEFT, WIDTH - _RIGHT, HEIGHT - _BOTTOM
+        parts = [_TEXT % ((left + right) / 2, HEIGHT - 4, "middle", self.x_label)]
+        for t in ys:
+            y = _placed(t, ys, bottom, _TOP)
+            label = self.write(t).replace(".0 %", " %")
+            parts += [_RULE % (left, right, y, y), _TEXT % (left - 7, y + 4, "end", label)]
+        parts += [_TEXT % (_placed(t, xs, left, right), bottom + 17, "middle", number(t)) for t in xs]
+        for (colour, dashes), points in zip(_LOOKS, lines.values(), strict=False):
+            places = [(_placed(a, xs, left, right), _placed(b, ys, bottom, _TOP)) for a, b in points]
             parts.append(_LINE % (" ".join(f"{a:.1f},{b:.1f}" for a, b in places), colour, dashes))
             parts.append(_DOT % (*places[-1], colour))
         return Markup().join(parts)
 
 
-def _look(i: int) -> tuple[str, str]:
-    return _LOOKS[i % len(_LOOKS)]
-
-
-def _thinned(points: Points) -> Points:
-    """Keep every so-manieth point, the last one included."""
-    return points[::-1][:: math.ceil(len(points) / _MOST)][::-1]
-
-
 def over_steps(view: RunView) -> list[Chart]:
     """Return the charts of what the run measured as it went on."""
-    accuracy = {"test_accuracy": "average model", "worst_node_accuracy": "worst site"}
-    return _known(
-        Chart("Accuracy on test data", _curves(view, accuracy), write=percent),
-        Chart("Loss", _curves(view, {"test_loss": "test", "train_loss": "training"})),
-        Chart("Consensus error", _curves(view, {"consensus_error": "distance from the average model"})),
-    )
+    found = [
+        Chart("Accuracy on test data", _curves(view, test_accuracy="average model", worst_node_accuracy="worst site"),
+              write=percent),
+        Chart("Loss", _curves(view, test_loss="test", train_loss="training")),
+        Chart("Consensus error", _curves(view, consensus_error="distance from the average model")),
+    ]  # fmt: skip
+    return [chart for chart in found if chart.series]
 
 
 def on_test_data(view: RunView) -> list[Chart]:
     """Return the ROC curve and the calibration of the final model, as far as they are known."""
     diagonal = [(0.0, 0.0), (1.0, 1.0)]
     roc, bins = ([(p[0], p[1]) for p in view.summary.get(key) or ()] for key in ("roc", "calibration"))
-    return _known(
-        Chart("ROC", {"model": roc, "coin": diagonal} if roc else {}, "false positive rate", percent),
-        Chart(
-            "Calibration: how often it is right", {"model": bins, "ideal": diagonal} if len(bins) > 1 else {},
-            "confidence", percent,
-        ),
-    )  # fmt: skip
+    found = [Chart("ROC", {"model": roc, "coin": diagonal}, "false positive rate", percent)] if roc else []
+    if len(bins) > 1:
+        right = {"model": bins, "ideal": diagonal}
+        found.append(Chart("Calibration: how often it is right", right, "confidence", percent))
+    return found
 
 
-def _curves(view: RunView, names: Mapping[str, str]) -> dict[str, Points]:
+def _curves(view: RunView, **names: str) -> dict[str, Points]:
     found = {name: view.curve(metric) for metric, name in names.items()}
     return {name: points for name, points in found.items() if points}
-
-
-def _known(*charts: Chart) -> list[Chart]:
-    return [chart for chart in charts if chart.series]

@@ -17,7 +17,6 @@ import os
 import re
 import tomllib
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, get_args
 
@@ -53,63 +52,38 @@ from privsgp.options import Count, NotNegative, Options, Positive, Probability, 
 from privsgp.randomness import NOISES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from pydantic_core import ErrorDetails
 
-
 PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses and chooses from
 AUTO = ("name", "steps", "step_size", "batch", "weights")  # of [algorithm]: what can be left to it
-
-
-_FINEST = 2.0**-60  # of a clip: the squares of entries far below have no relative precision left, which κ rests on
 SITES = "sites"  # the data.name of arrays that each node brings, from Python
-
-
+_FINEST = 2.0**-60  # of a clip: the squares of entries far below have no relative precision left, which κ rests on
 _SCALE, _DIFFERENCE = "algorithm.difference_scale", "algorithm.difference_clip"
 
 
 def _one_of(known: Collection[str], *, unsaid: str | None = None) -> AfterValidator:
     def check(value: str) -> str:
-        names = list(known)  # looked up anew: a user may have added an algorithm
-        if value not in (*names, unsaid):
-            close = difflib.get_close_matches(value, names, 1)
-            raise ValueError(f"use one of {', '.join(names)}" + (f" (did you mean {close[0]!r}?)" if close else ""))
+        if value not in known and value != unsaid:
+            raise ValueError(f"use one of {', '.join(known)}{_close(value, known)}")
         return value
 
     return AfterValidator(check)
 
 
-def _site_name(value: str) -> str:
-    if not re.fullmatch(r"\w[\w.-]{0,63}", value):
-        raise ValueError("a site's name has up to 64 letters, digits, '_', '-' and '.'")
-    return value
-
-
-def _folder_name(value: str) -> str:
-    if not re.fullmatch(r"\w[\w.-]*", value):
-        raise ValueError("it names a folder: use letters, digits, '_', '-' and '.'")
-    return value
+def _close(value: str, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(value, list(known), 1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 _FILE_OR_TABLE = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]})
-
-with warnings.catch_warnings():  # pydantic has a method `schema`, deprecated for years, that this key hides
-    warnings.simplefilter("ignore", UserWarning)
-
-    class _Tables(Options):
-        """What tables of one's own are, and whose."""
-
-        schema: Annotated[schemas.Schema | None, _FILE_OR_TABLE] = option(  # type: ignore[assignment]
-            None, "tables: the public schema.toml that all sites share"
-        )
-        sites: list[Annotated[str, AfterValidator(_site_name)]] | None = option(
-            None, "names of the nodes, in their order"
-        )
-        test_path: str | None = option(None, "public test data: .csv, .parquet, .feather or .npz")
+_SiteName = Annotated[str, Field(pattern=r"^\w[\w.-]{0,63}$")]
+# pydantic has a method `schema`, deprecated for years, that the key of [data] hides.
+warnings.filterwarnings("ignore", 'Field name "schema"', UserWarning)
 
 
-class Data(_Tables):
+class Data(Options):
     """What is learnt from, and how it lies on the nodes."""
 
     name: str = option("digits", "digits, mnist, cifar10 or a9a; from Python, your own arrays")
@@ -131,6 +105,11 @@ class Data(_Tables):
     test: Literal["public", "private"] | None = option(
         None, "who may see metrics on test data; left out: everybody of built-in data and in simulations, else the site"
     )
+    schema: Annotated[schemas.Schema | None, _FILE_OR_TABLE] = option(  # type: ignore[assignment]
+        None, "tables: the public schema.toml that all sites share"
+    )
+    sites: list[_SiteName] | None = option(None, "names of the nodes, in their order")
+    test_path: str | None = option(None, "public test data: .csv, .parquet, .feather or .npz")
 
     @property
     def published(self) -> bool:
@@ -156,33 +135,9 @@ class Data(_Tables):
     @classmethod
     def _as_many_as_sites(cls, values: Any) -> Any:  # noqa: ANN401 - whatever was given
         """Take the number of names for the number of nodes, where nothing else is said."""
-        if isinstance(values, dict) and "nodes" not in values and isinstance(values.get("sites"), list):
-            return values | {"nodes": len(values["sites"])}
+        if isinstance(values, dict) and isinstance(values.get("sites"), list):
+            return {"nodes": len(values["sites"])} | values
         return values
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        if self.sites is not None and len(self.sites) != self.nodes:
-            raise Refused(f"data.sites has {len(self.sites)} names for data.nodes = {self.nodes}", "give one per node")
-        if self.sites is not None and (twice := {name for name in self.sites if self.sites.count(name) > 1}):
-            raise Refused(f"data.sites has {min(twice)!r} twice", "give each site a name of its own")
-        for key in ("path", "test_path"):
-            name = getattr(self, key)
-            if name is not None and is_table(name) and self.schema is None and self.text is None:
-                raise Refused(
-                    f"data.{key} = {name!r} without data.schema",
-                    'name the public schema.toml that all sites share: schema = "schema.toml"',
-                )
-        if self.schema is not None and self.path is not None and not is_table(self.path):
-            raise Refused(f"data.schema beside data.path = {self.path!r}", "a schema is of .csv, .parquet or .feather")
-        if self.schema is not None and self.classes is not None:
-            raise Refused(f"data.classes = {self.classes} beside data.schema", "leave it out: the schema lists them")
-        check_partition(self.partition, self.nodes, self.sizes)
-        if self.path is not None and self.sizes is not None:
-            raise Refused(
-                "data.sizes beside data.path", "leave data.sizes out: each node's file says how much it holds"
-            )
-        return self
 
 
 class Features(Options):
@@ -234,24 +189,6 @@ class Privacy(Options):
         """Whether σ_i = 0 was given for a node."""
         return 0 in (self.sigma if isinstance(self.sigma, list) else [self.sigma])
 
-    @model_validator(mode="after")
-    def _can_be_counted(self) -> Self:
-        if not _FINEST <= self.clip <= 1 / _FINEST:
-            raise Refused(
-                f"privacy.clip = {self.clip:g}", "take 2⁻⁶⁰ to 2⁶⁰: beyond, squares leave what is known of rounding"
-            )
-        if self.epsilon is not None and self.sigma is not None:
-            raise Refused(
-                f"privacy.epsilon = {self.epsilon} beside privacy.sigma = {self.sigma}",
-                "give epsilon (noise is calibrated) or sigma (ε is reported), not both",
-            )
-        if self.nominal and self.epsilon is None:
-            raise Refused(
-                f"privacy.accountant = {self.accountant!r} without privacy.epsilon",
-                "give the nominal ε it turns into noise",
-            )
-        return self
-
 
 class Schedule(Options):
     """A step size that falls from `start` to `end` over the run, or over what is left after a share `hold` of it."""
@@ -295,30 +232,9 @@ class AlgorithmSection(UpdateOptions, FinalModelOptions):
         if not isinstance(values, dict):
             return handler(values)
         auto = tuple(key for key in AUTO if values.get(key) == "auto")
-        for key in ("difference_clip", "difference_scale"):
-            if "name" in auto and values.get(key) not in (None, "auto"):
-                raise Refused(f"algorithm.{key} = {values[key]} with algorithm.name = 'auto'", "leave it out")
         checked = handler({key: value for key, value in values.items() if key not in auto})
         checked._auto = auto
         return checked
-
-    @model_validator(mode="after")
-    def _algorithm_can_do_so(self) -> Self:
-        given = [
-            key for key in ("weights", "momentum", "unit_steps") if getattr(self, key) not in ("equal", 0.0, False)
-        ]
-        if given and ALGORITHMS[self.name].step is not PushSum.step:
-            raise Refused(
-                f"algorithm.{given[0]} = {getattr(self, given[0])} with algorithm.name = {self.name!r}",
-                "leave it out: this algorithm's steps are its own",
-            )
-        if self.trust is not None and self.trust not in ALGORITHMS[self.name].trusts:
-            users = [repr(name) for name, algorithm in ALGORITHMS.items() if self.trust in algorithm.trusts]
-            raise Refused(
-                f"algorithm.trust = {self.trust!r} with algorithm.name = {self.name!r}",
-                f"leave it out, or take {' or '.join(users)}" if users else "leave it out",
-            )
-        return self
 
 
 class Clock(Options):
@@ -335,20 +251,6 @@ class Clock(Options):
         0.0, "slow nodes: a fraction of them, or a list of their numbers"
     )
     slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = option(1.0, "how much slower they are")
-
-    @model_validator(mode="after")
-    def _has_a_use(self) -> Self:
-        if (self.spread is not None) != (self.compute == "lognormal"):
-            raise Refused(
-                f"clock.spread = {self.spread} with clock.compute = {self.compute!r}",
-                "give the spread of 'lognormal' times, and of no other",
-            )
-        if bool(self.stragglers) != (self.slowdown > 1):
-            raise Refused(
-                f"clock.slowdown = {self.slowdown} with clock.stragglers = {self.stragglers}",
-                "say both which nodes are slow and how much slower (above 1), or neither",
-            )
-        return self
 
 
 class PlanSection(Options):
@@ -371,7 +273,7 @@ class Engine(Options):
 class Config(Options):
     """A whole run."""
 
-    name: Annotated[str, AfterValidator(_folder_name)] = option("run", "what the run is called")
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] = option("run", "what the run, and its folder, is called")
     seed: Annotated[int, Field(ge=0)] | None = option(
         None, "makes a simulation that anyone can repeat, and that is not private; left out: secret noise"
     )
@@ -385,7 +287,10 @@ class Config(Options):
     plan: PlanSection = PlanSection()
     engine: Engine = Engine()
     _base: Path = PrivateAttr(default_factory=Path)
-    _gone: dict[str, Any] = PrivateAttr(default_factory=dict)  # keys of an earlier release, in a run folder
+
+    def model_post_init(self, context: Any, /) -> None:  # noqa: ANN401 - pydantic's own
+        """Remember the folder that paths are relative to."""
+        self._base = context or Path()
 
     def __eq__(self, other: object) -> bool:
         """Compare what is said, wherever it stands."""
@@ -412,105 +317,119 @@ class Config(Options):
         return self.with_section("data", **moved)
 
     @model_validator(mode="after")
-    def _one_per_node(self) -> Self:
-        lists = {f"privacy.{key}": getattr(self.privacy, key) for key in ("epsilon", "delta", "sigma")}
-        for key, value in (lists | {"algorithm.weights": self.algorithm.weights}).items():
-            if isinstance(value, list) and len(value) != self.data.nodes:
-                raise Refused(f"{key} has {len(value)} entries for data.nodes = {self.data.nodes}", "give one per node")
-        slow = self.clock.stragglers
-        if isinstance(slow, list) and max(slow, default=0) >= self.data.nodes:
-            raise Refused(
-                f"clock.stragglers = {slow} with data.nodes = {self.data.nodes}",
-                f"name nodes from 0 to {self.data.nodes - 1}, or give a fraction of them",
-            )
+    def _fits_together(self) -> Self:
+        check_partition(self.data.partition, self.data.nodes, self.data.sizes)
+        self._check_data()
+        self._check_privacy()
+        self._check_algorithm()
+        self._check_lists()
+        if self.privacy.noise == "pairwise" and (why := self._unshared()) is not None:
+            raise Refused(self._said(why[0]), why[1])
         return self
 
-    @model_validator(mode="after")
-    def _noise_is_known(self) -> Self:
-        if self.private and self.privacy.epsilon is None and self.privacy.sigma is None:
-            raise Refused(
-                f"algorithm.name = {self.algorithm.name!r} without privacy.epsilon and privacy.sigma",
-                "give a budget (privacy.epsilon = 3.0) or a noise (privacy.sigma = 0.1; 0 for none)",
-            )
-        if self.algorithm.weights == "noise" and (not self.private or self.privacy.without_noise):
-            raise Refused(
-                "algorithm.weights = 'noise' where a node has no noise", "take 'equal' or 'samples', or a list"
-            )
-        if ALGORITHMS[self.algorithm.name].asynchronous and self.privacy.nominal:
-            raise Refused(
-                f"privacy.accountant = {self.privacy.accountant!r} with algorithm.name = {self.algorithm.name!r}",
-                "take 'certified': no published noise of this method is known to hold for one node",
-            )
-        return self
+    def _refuse_if(self, broken: object, keys: str, remedy: str) -> None:
+        """Refuse keys that exclude each other: the one way to say so."""
+        if broken:
+            raise Refused(self._said(keys), remedy)
 
-    @model_validator(mode="after")
-    def _can_be_planned(self) -> Self:
-        if self.algorithm.auto and (self.privacy.epsilon is None or not self.private):
-            raise Refused(
-                f"algorithm.{self.algorithm.auto[0]} = 'auto' without privacy.epsilon and a private algorithm",
-                "give a budget to plan for (privacy.epsilon = 3.0), or the number itself",
-            )
-        if self.algorithm.auto and self.algorithm.name not in PLANNED:
-            raise Refused(
-                f"algorithm.{self.algorithm.auto[0]} = 'auto' with algorithm.name = {self.algorithm.name!r}",
-                f"give the number itself: the planner knows {', '.join(PLANNED)}",
-            )
-        return self
+    def _said(self, keys: str) -> str:
+        """Write keys with their values: "a.b = 1 with c.d = 2 without e.f"."""
+        first, *others = keys.split()
+        values = {key: self._value(key) for key in (first, *others)}
+        values |= {f"algorithm.{key}": "auto" for key in self.algorithm.auto}
+        rest = [f" without {key}" if values[key] is None else f" with {key} = {values[key]!r}" for key in others]
+        return f"{first} = {values[first]!r}{''.join(rest)}"
 
-    @model_validator(mode="after")
-    def _steps_are_possible(self) -> Self:
-        a = self.algorithm
-        if self.engine.checkpoint_every == 0 and self.seed is None:
-            raise Refused(
-                "engine.checkpoint_every = 0 without a seed",
-                "leave it out: after a crash all steps would be taken, and paid for, again",
-            )
-        if a.sampling == "fixed" and a.batch != int(a.batch):
-            raise Refused(f"algorithm.batch = {a.batch} with fixed sampling", "give a whole number")
-        if a.final_mixing and ALGORITHMS[a.name].network in ("server", "alone"):
-            raise Refused(
-                f"algorithm.final_mixing = {a.final_mixing} with algorithm.name = {a.name!r}",
-                "leave it out: its nodes have no neighbours to mix with",
-            )
-        return self
+    def _value(self, key: str) -> Any:  # noqa: ANN401 - of any kind
+        section, _, name = key.rpartition(".")
+        return getattr(getattr(self, section) if section else self, name)
 
-    @model_validator(mode="after")
-    def _noise_is_counted(self) -> Self:
+    def _check_data(self) -> None:
+        d, no, sites = self.data, self._refuse_if, self.data.sites or []
+        no(sites and len(sites) != d.nodes, "data.sites data.nodes", "give one name per node")
+        no(len(set(sites)) < len(sites), "data.sites", "give each site a name of its own, none twice")
+        for key in ("path", "test_path"):
+            table = is_table(getattr(d, key) or "") and d.text is None
+            no(table and not d.schema, f"data.{key} data.schema", "name the public schema.toml that all sites share")
+        no(d.schema and d.path and not is_table(d.path), "data.path", "a schema is of .csv, .parquet or .feather")
+        no(d.schema and d.classes, "data.classes", "leave it out: data.schema lists them")
+        no(d.path and d.sizes, "data.sizes data.path", "leave data.sizes out: each node's file says how much it holds")
+        vectors = d.text is not None and d.text.tokens == "wordllama"
+        no(
+            vectors != (self.features.name == "wordllama"),
+            "features.name",
+            "take it for data.text.tokens too, or never",
+        )
+        divided = self.seed is None and d.path is None and d.partition != "even"
+        no(divided, "data.partition seed", "take 'even' or data.path, or give a seed: public sizes J_i tell of labels")
+
+    def _check_privacy(self) -> None:
+        p, no = self.privacy, self._refuse_if
+        known = p.epsilon is not None or p.sigma is not None
+        no(not _FINEST <= p.clip <= 1 / _FINEST, "privacy.clip", "take 2⁻⁶⁰ to 2⁶⁰: rounding is known there")
+        both = p.epsilon is not None and p.sigma is not None
+        no(both, "privacy.epsilon privacy.sigma", "give epsilon (noise is calibrated) or sigma (ε is reported)")
+        no(p.nominal and p.epsilon is None, "privacy.accountant privacy.epsilon", "give the ε it turns into noise")
+        which = "algorithm.name privacy.epsilon privacy.sigma"
+        no(self.private and not known, which, "give privacy.epsilon = 3.0, or privacy.sigma = 0.1 (0: no noise)")
+        unknown = p.nominal and ALGORITHMS[self.algorithm.name].asynchronous
+        no(unknown, "privacy.accountant algorithm.name", "take 'certified': no published noise holds for one node")
+        never = self.engine.checkpoint_every == 0 and self.seed is None
+        no(never, "engine.checkpoint_every seed", "leave it out: after a crash all steps would be paid for again")
         for key in ("epsilon", "delta", "sigma") if self.trust == "secure aggregation" else ():
-            value = getattr(self.privacy, key)
-            if isinstance(value, list) and len(set(value)) > 1:
-                raise Refused(
-                    f"privacy.{key} = {value} with algorithm.trust = 'secure aggregation'",
-                    "give all nodes the same, or algorithm.trust = 'per-node': in a sum they share each other's noise",
-                )
-        if self.privacy.noise == "pairwise" and (why_not := self._unshared()) is not None:
-            raise why_not
-        return self
+            value = getattr(p, key)
+            differ = isinstance(value, list) and len(set(value)) > 1
+            no(differ, f"privacy.{key} algorithm.name", "give all nodes the same, or algorithm.trust = 'per-node'")
 
-    def _unshared(self) -> Refused | None:
-        """Say why noise cannot be shared by pairs of nodes; None where it can be."""
-        a, p, n = self.algorithm, self.privacy, self.data.nodes
-        algorithm, honest = ALGORITHMS[a.name], self.honest
-        asked, others = f"privacy.noise = {p.noise!r}", "take 'independent' noise"
-        if not algorithm.noise_cancels():
-            return Refused(
-                f"{asked} with algorithm.name = {a.name!r}",
-                f"{others}, or a method that moves every node by its noised gradient and mixes linearly (privsgp, "
-                "privsgp-vr, privsgp-sag, dp2-sgd): only there does shared noise cancel",
-            )
-        if a.unit_steps:
-            return Refused(
-                f"{asked} with algorithm.unit_steps = true", f"{others}: steps of one length would not cancel"
-            )
+    def _check_algorithm(self) -> None:
+        a, c, no, chosen = self.algorithm, self.clock, self._refuse_if, ALGORITHMS[self.algorithm.name]
+        own = chosen.step is not PushSum.step
+        for key, unused in (("weights", "equal"), ("momentum", 0.0)):
+            used = own and getattr(a, key) != unused
+            no(used, f"algorithm.{key} algorithm.name", "leave it out: this algorithm's steps are its own")
+        if a.trust is not None and a.trust not in chosen.trusts:
+            users = [repr(name) for name, one in ALGORITHMS.items() if a.trust in one.trusts]
+            remedy = f"leave it out, or take {' or '.join(users)}" if users else "leave it out"
+            raise Refused(self._said("algorithm.trust algorithm.name"), remedy)
+        silent = not self.private or self.privacy.without_noise
+        no(a.weights == "noise" and silent, "algorithm.weights algorithm.name", "take others: a node has no noise")
+        if a.auto:
+            first, unpaid = f"algorithm.{a.auto[0]}", self.privacy.epsilon is None or not self.private
+            no(unpaid, f"{first} privacy.epsilon", "give a private algorithm and privacy.epsilon, or the number itself")
+            known = f"give the number itself: the planner knows {', '.join(PLANNED)}"
+            no(a.name not in PLANNED, f"{first} algorithm.name", known)
+        for key in ("difference_clip", "difference_scale") if "name" in a.auto else ():
+            no(getattr(a, key, None) not in (None, "auto"), f"algorithm.{key} algorithm.name", "leave it out")
+        parts = a.sampling == "fixed" and a.batch != int(a.batch)
+        no(parts, "algorithm.batch algorithm.sampling", "give a whole number")
+        apart = a.final_mixing and chosen.network in ("server", "alone")
+        no(apart, "algorithm.final_mixing algorithm.name", "leave it out: its nodes have no neighbours to mix with")
+        spread = (c.spread is not None) != (c.compute == "lognormal")
+        no(spread, "clock.spread clock.compute", "give the spread of 'lognormal' times, and of no other")
+        slow = bool(c.stragglers) != (c.slowdown > 1)
+        no(slow, "clock.slowdown clock.stragglers", "say both which nodes are slow and how much slower, or neither")
+
+    def _check_lists(self) -> None:
+        n, slow = self.data.nodes, self.clock.stragglers
+        for key in ("privacy.epsilon", "privacy.delta", "privacy.sigma", "algorithm.weights"):
+            value = self._value(key)
+            wrong = isinstance(value, list) and len(value) != n
+            self._refuse_if(wrong, f"{key} data.nodes", "give one per node")
+        beyond = isinstance(slow, list) and max(slow, default=0) >= n
+        self._refuse_if(beyond, "clock.stragglers data.nodes", f"name nodes from 0 to {n - 1}, or give a fraction")
+
+    def _unshared(self) -> tuple[str, str] | None:
+        """Return why noise cannot be shared by pairs of nodes, as keys and a remedy; None where it can be."""
+        p, n = self.privacy, self.data.nodes
+        if not ALGORITHMS[self.algorithm.name].noise_cancels():
+            users = "privsgp, privsgp-vr, privsgp-sag or dp2-sgd"
+            return "privacy.noise algorithm.name", f"take 'independent' noise, or {users}: there shared noise cancels"
         if p.nominal:
-            return Refused(f"{asked} with privacy.accountant = {p.accountant!r}", "take 'certified'")
+            return "privacy.noise privacy.accountant", "take 'certified'"
         if p.without_noise:
-            return Refused(f"{asked} with privacy.sigma = {p.sigma}", "give every node a noise above 0")
-        if n < 2 or not 2 <= honest <= n:
-            return Refused(
-                f"privacy.honest = {honest} with data.nodes = {n}",
-                f"take 2 to {max(n, 2)}, oneself included; who trusts nobody else takes privacy.noise = 'independent'",
-            )
+            return "privacy.noise privacy.sigma", "give every node a noise above 0"
+        if not 2 <= self.honest <= n:
+            return "privacy.honest data.nodes", f"take 2 to {max(n, 2)}, oneself included, or 'independent' noise"
         return None
 
     @property
@@ -530,22 +449,6 @@ class Config(Options):
         """ρ of pairwise noise."""
         ratio: float = getattr(self.privacy, "pair_ratio", 2.0)
         return ratio
-
-    @model_validator(mode="after")
-    def _data_can_be_used(self) -> Self:
-        made = self.data.text is not None and self.data.text.tokens == "wordllama"
-        if made != (self.features.name == "wordllama"):
-            raise Refused(
-                f"features.name = {self.features.name!r} with data.text.tokens of another kind",
-                'take both: [data.text] tokens = "wordllama" and [features] name = "wordllama", or neither',
-            )
-        if self.seed is None and self.data.path is None and self.data.partition != "even":
-            raise Refused(
-                f"data.partition = {self.data.partition!r} without a seed",
-                "take 'even', or a file for each site (data.path): where labels decide who holds which records, the "
-                "public sizes J_i tell of labels; or give a seed: a simulation",
-            )
-        return self
 
     @property
     def test_is_public(self) -> bool:
@@ -589,22 +492,15 @@ class Config(Options):
     def options(self, section: str) -> dict[str, Any]:
         """Return the values of the keys that the chosen component brings to a section."""
         chosen = getattr(self, section)
-        own = SECTIONS[section].components().get(getattr(chosen, SECTIONS[section].key), Options)
+        own = SECTIONS[section].options(getattr(chosen, SECTIONS[section].key))
         return {key: getattr(chosen, key) for key in own.model_fields}
 
     def shared(self) -> dict[str, Any]:
         """Return what every site must agree on: no names, paths, devices or file layouts."""
-        values = self.model_dump(mode="json")
-        del values["name"]
-        del values["data"]["path"]
-        del values["data"]["test"], values["data"]["test_path"]  # each site's own choice
-        for section, later in _LATER.items():
-            for key, default in later.items():
-                if values[section][key] == default:
-                    del values[section][key]
-        del values["plan"]
-        values["engine"] = {"dtype": self.engine.dtype}
-        return values
+        values = self.model_dump(
+            mode="json", exclude={"name": True, "plan": True, "data": {"path", "test", "test_path"}}
+        )
+        return values | {"engine": {"dtype": self.engine.dtype}}
 
     def with_algorithm(self, **values: Any) -> Config:  # noqa: ANN401 - keys of the section
         """Return the same configuration with other values in [algorithm], checked anew; nothing is "auto" any more."""
@@ -614,7 +510,7 @@ class Config(Options):
         """Return the same configuration with other values in a section; what its component has no use for goes."""
         kept = getattr(self, which).model_dump()
         if (section := SECTIONS.get(which)) is not None:
-            own = section.components().get(str(values.get(section.key, kept[section.key])), Options).model_fields
+            own = section.options(values.get(section.key, kept[section.key])).model_fields
             kept = {key: value for key, value in kept.items() if key in section.base.model_fields or key in own}
         return self.with_values({which: kept | values})
 
@@ -653,65 +549,52 @@ class Config(Options):
         return "\n".join(top) + "\n" + schema
 
 
-# Keys that came later, and what they are where nothing is said: what was shared before is shared still.
-_LATER: dict[str, dict[str, Any]] = {
-    "data": dict.fromkeys(("schema", "sites", "classes", "vocabulary", "text", "images")),
-    "privacy": {"noise": "independent"},
-}
-
-
-class _MethodOptions(Mapping[str, type[Options]]):
-    """The keys of each method; only those of a method that is asked for are imported."""
-
-    def __getitem__(self, name: str) -> type[Options]:
-        return ALGORITHMS[name].Options
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(ALGORITHMS)
-
-    def __len__(self) -> int:
-        return len(ALGORITHMS)
-
-
 class Section(NamedTuple):
-    """A section of run.toml whose further keys are those of the component that one of its keys names."""
+    """A section of run.toml whose further keys are those of the component that one of its keys names.
+
+    A component is the class of its keys, or has that class as its `Options`.
+    """
 
     base: type[Options]
     key: str
-    components: Callable[[], Mapping[str, type[Options]]]
+    components: Mapping[str, Any]
+
+    def options(self, name: object) -> type[Options]:
+        """Return the keys that a component brings: none if nobody knows it, the default's for "auto"."""
+        if name == "auto" and name not in self.components:
+            name = self.base.model_fields[self.key].default
+        found = self.components.get(str(name), Options)
+        own: type[Options] = getattr(found, "Options", found)
+        return own
 
 
 SECTIONS = {
-    "data": Section(Data, "partition", lambda: PARTITIONS),
-    "features": Section(Features, "name", lambda: FEATURES),
-    "model": Section(Model, "name", lambda: MODELS),
-    "graph": Section(GraphSection, "name", lambda: GRAPHS),
-    "privacy": Section(Privacy, "noise", lambda: NOISES),
-    "algorithm": Section(AlgorithmSection, "name", _MethodOptions),
+    "data": Section(Data, "partition", PARTITIONS),
+    "features": Section(Features, "name", FEATURES),
+    "model": Section(Model, "name", MODELS),
+    "graph": Section(GraphSection, "name", GRAPHS),
+    "privacy": Section(Privacy, "noise", NOISES),
+    "algorithm": Section(AlgorithmSection, "name", ALGORITHMS),
 }
-
-
-@functools.cache
-def _with_options(base: type[Options], own: type[Options]) -> type[Options]:
-    """Return a section with a component's keys."""
-    return base if own is Options else create_model(base.__name__, __base__=(base, own), __doc__=base.__doc__)
 
 
 @functools.cache
 def _config_with(*options: type[Options]) -> type[Config]:
     """Return the configuration whose sections have these components' keys, in the order of `SECTIONS`."""
-    kinds = {name: _with_options(SECTIONS[name].base, own) for name, own in zip(SECTIONS, options, strict=True)}
-    fields: dict[str, Any] = {name: (kind, kind()) for name, kind in kinds.items()}
+    fields: dict[str, Any] = {}
+    for (name, section), own in zip(SECTIONS.items(), options, strict=True):
+        base = section.base
+        kind = base if own is Options else create_model(base.__name__, __base__=(base, own), __doc__=base.__doc__)
+        fields[name] = kind, kind()
     return create_model("Config", __base__=Config, **fields)
 
 
-def _named(values: object, section: Section) -> type[Options]:
+def _chosen(values: dict[str, Any], name: str) -> object:
+    """Return the name of a section's component, as it is given or by default."""
+    section = SECTIONS[name]
+    given = values.get(name)
     default = section.base.model_fields[section.key].default
-    name = values.get(section.key, default) if isinstance(values, dict) else default
-    known = section.components()
-    if not isinstance(name, str):
-        return Options
-    return known.get(name, known.get(default, Options) if name == "auto" else Options)
+    return given.get(section.key, default) if isinstance(given, dict) else default
 
 
 def read(path: Path, changes: Sequence[str] = ()) -> Config:
@@ -725,35 +608,37 @@ def read(path: Path, changes: Sequence[str] = ()) -> Config:
 def started(path: Path) -> Config:
     """Read config.toml of a run folder, which an earlier release may have written.
 
-    Keys that are gone are dropped: reports and models are made without them. `differences` names those that changed the
-    result. A folder from before differences had a weight is of the paper's estimator.
+    Keys that are gone are dropped: reports and models are made without them. A folder from before differences had a
+    weight is of the paper's estimator.
     """
+    return _started(path)[0]
+
+
+def _started(path: Path) -> tuple[Config, dict[str, Any]]:
+    """Return what config.toml of a run folder says, and the keys that are gone and changed the result."""
     values = read_toml(path, "config", "see run.toml in the README")
     gone = _drop_gone(values)
     config = parse(values, base=path.parent)
     if "difference_scale" not in config.algorithm.model_fields_set and hasattr(config.algorithm, "difference_scale"):
         config = config.with_algorithm(difference_scale=1.0)
-    config._gone = gone
-    return config
+    return config, gone
 
 
 def _drop_gone(values: dict[str, Any]) -> dict[str, Any]:
-    """Take the keys that are gone out of a configuration; return those that changed the result."""
+    """Take what is gone out of a configuration of release 1.0.0rc1; return what changed the result."""
     gone: dict[str, Any] = {}
-    sections = {name: keys for name, keys in values.items() if isinstance(keys, dict)}
-    for key, unused in _UNUSED.items():
+    for key, (_, unused) in GONE.items():
         section, name = key.split(".")
-        value = sections.get(section, {}).pop(name, unused)
-        gone |= {} if value == unused else {key: value}
-    if isinstance(clip := sections.get("privacy", {}).get("clip"), dict):  # release 1.0.0rc1 could change it
-        gone["privacy.clip"] = clip
-        values["privacy"]["clip"] = clip.get("start")
-    for key, value in (("table", "block"), ("compressor", "quantisation")):
-        if sections.get("algorithm", {}).get(key) == value:
-            gone[f"algorithm.{key}"] = values["algorithm"].pop(key)
-    if sections.get("features", {}).get("name") in ("random-conv", "efficientnet-lite1", "efficientnet-lite2"):
-        gone["features"] = values.pop("features")
-    if sections.get("data", {}).get("partition") == "dirichlet" and sections["data"].get("sizes") is not None:
+        given = values.get(section, {}).pop(name, unused)
+        gone |= {} if given == unused else {key: given}
+    if isinstance(clip := values.get("privacy", {}).get("clip"), dict):  # it could change over the run
+        gone["privacy.clip"], values["privacy"]["clip"] = clip, clip.get("start")
+    for section, key, former in _FORMER:
+        if values.get(section, {}).get(key) in former:
+            gone[f"{section}.{key}"] = values[section].pop(key)
+            if section == "features":  # whose other keys were that map's
+                gone["features"] = values.pop("features")
+    if values.get("data", {}).get("partition") == "dirichlet" and "sizes" in values["data"]:
         gone["data.sizes"] = values["data"].pop("sizes")
     return gone
 
@@ -764,30 +649,28 @@ def parse(values: dict[str, Any], changes: Sequence[str] = (), base: Path | None
         values = copy.deepcopy(values) if changes else values
         for change in changes:
             _apply(values, change)
-        values = _with_schema(values, base or Path())
-        kind = _config_with(*(_named(values.get(name), section) for name, section in SECTIONS.items()))
-        made = kind.model_validate(values)
+        data = values.get("data")
+        if isinstance(data, dict) and isinstance(name := data.get("schema"), str):  # a file: its content replaces it
+            values = values | {"data": data | {"schema": schemas.read((base or Path()) / name).model_dump()}}
+        kind = _config_with(*(section.options(_chosen(values, name)) for name, section in SECTIONS.items()))
+        return kind.model_validate(values, context=base)
     except ValidationError as error:
         raise _refusal(error, kind, values) from error
     except RecursionError as error:
         raise Refused("a value without an end: brackets in brackets", "see run.toml in the README") from error
-    made._base = base or Path()
-    return made
 
 
-def _with_schema(values: dict[str, Any], base: Path) -> dict[str, Any]:
-    """Put what a schema says in the place of its file's name: a configuration is complete by itself."""
-    data = values.get("data")
-    if not isinstance(data, dict) or not isinstance(name := data.get("schema"), str):
-        return values
-    return values | {"data": data | {"schema": schemas.read(base / name).model_dump()}}
+def changes(started: Path, now: Config) -> list[str]:
+    """Name every key whose change since config.toml of a run folder would change the result, with both values."""
+    old, gone = _started(started)
+    return differences(old, now, gone)
 
 
-def differences(old: Config, new: Config) -> list[str]:
-    """Name every key whose change would change the result, with both values."""
+def differences(old: Config, new: Config, gone: Mapping[str, Any] | None = None) -> list[str]:
+    """Name every key whose change would change the result, with both values; `gone` are keys of an old run folder."""
     free = {"name", *(f"plan.{key}" for key in PlanSection.model_fields)}
     free |= {f"engine.{key}" for key in ("device", "evaluate_every", "checkpoint_every")}
-    a, b = flat(old.model_dump(mode="json")) | old._gone, flat(new.model_dump(mode="json"))
+    a, b = flat(old.model_dump(mode="json")) | dict(gone or {}), flat(new.model_dump(mode="json"))
     if b.get(_SCALE) == "auto":  # settled by the rest, or as the run that goes on has it
         free |= {_SCALE} if b.get(_DIFFERENCE) is not None else {_SCALE, _DIFFERENCE}
     keys = [key for key in a | b if key not in free and a.get(key) != b.get(key)]
@@ -835,74 +718,70 @@ def _off_the_point(e: ErrorDetails) -> bool:
 
 
 def _told(e: ErrorDetails, kind: type[Config], values: dict[str, Any]) -> tuple[str, str]:
+    """Return the key with its value, and the remedy, of one finding."""
     cause = e.get("ctx", {}).get("error")
     if isinstance(cause, Refused):
         return cause.what, cause.remedy
+    *path, last = e["loc"]
     if e["type"] == "extra_forbidden":
-        return _unknown([*_path(e["loc"][:-1]), str(e["loc"][-1])], e["input"], kind, values)
+        return _unknown([*_named(path), str(last)], e["input"], kind, values)
     if e["type"] == "missing":
-        return f"{'.'.join(_path(e['loc'][:-1]))} without {e['loc'][-1]}", f"give {e['loc'][-1]}"
+        return f"{'.'.join(_named(path))} without {last}", f"give {last}"
     message = e["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     message = re.sub("a valid dictionary or instance of .*", "a section with keys of its own", message)
-    return f"{'.'.join(_path(e['loc']))} = {e['input']!r}", message
+    return f"{'.'.join(_named(e['loc']))} = {e['input']!r}", message
 
 
-def _unknown(path: list[str], value: object, kind: type[Config], values: dict[str, Any]) -> tuple[str, str]:
-    """Say of a key that has no use here who has one, what it is called now, or which keys there are."""
-    *sections, last = path
-    key = ".".join(path)
-    if key in _GONE:
-        return f"{key} = {value!r}", _GONE[key]
-    if len(sections) == 1 and sections[0] in SECTIONS:
-        section = SECTIONS[sections[0]]
-        chosen = values[sections[0]].get(section.key, section.base.model_fields[section.key].default)
-        if users := [repr(name) for name, own in section.components().items() if last in own.model_fields]:
-            where = f"{sections[0]}.{section.key} = {chosen!r}"
-            return f"{key} = {value!r} with {where}", f"leave it out, or take {' or '.join(users)}"
-    return f"unknown key {key} = {value!r}", _known_keys(sections, last, kind)
-
-
-# Keys that are gone, and what to do.
-_GONE = {
-    "privacy.clip_what": "leave it out: each record's gradient is clipped, always",
-    "privacy.noise_schedule": "leave it out: all steps have the same noise",
-    "privacy.noise_curvature": "leave it out: all steps have the same noise",
-    "privacy.pair_degree": "leave it out: all pairs of nodes share noise",
-    "features.views": "leave it out: a model sees each sample once; features.mirror makes mirror images alike",
-    "algorithm.levels": "leave it out: algorithm.compressor = 'random-k' makes messages shorter",
-    "algorithm.block": "leave it out: each sample has its own entry; 'privsgp' keeps no table",
-    "plan.may_spend": "leave it out: a plan never looks at the nodes' own data",
-    "plan.evaluations": "leave it out: give algorithm.batch and algorithm.steps, whose product a node evaluates",
-    "algorithm.table_place": "leave it out: privsgp puts a table on the device, or in memory if the device has no room",
-}
-# The values that those of release 1.0.0rc1 had without an effect: its run folders hold them.
-_UNUSED = {
-    "privacy.noise_schedule": "constant",
-    "privacy.noise_curvature": 0.0,
-    "privacy.pair_degree": None,
-    "algorithm.block": None,
-    "algorithm.levels": None,
-    "features.views": None,
-    "algorithm.table_place": "auto",
-    "plan.may_spend": False,
-    "plan.evaluations": None,
-}
-
-
-def _path(location: tuple[int | str, ...]) -> list[str]:
+def _named(location: Sequence[int | str]) -> list[str]:
     """Leave out pydantic's names of the types it tried: int, Schedule, list[constrained-float], …"""
     tried = ("float", "int", "Schedule")
     return [str(p) for p in location if isinstance(p, int) or (p.isidentifier() and p not in tried)]
 
 
-def _known_keys(sections: list[str], last: str, kind: type[Config]) -> str:
-    section: Any = kind
-    for part in sections:
-        told = section.model_fields[part].annotation  # a section, or a union with one: a schedule, or None for no such
-        section = next(one for one in (told, *get_args(told)) if hasattr(one, "model_fields"))
-    known = list(section.model_fields)
-    close = difflib.get_close_matches(last, known, 1)
-    return (f"did you mean {close[0]!r}? " if close else "") + f"known keys here: {', '.join(known)}"
+def _unknown(path: list[str], value: object, kind: type[Config], values: dict[str, Any]) -> tuple[str, str]:
+    """Say of a key that has no use here which component has one, what to do without it, or which keys there are."""
+    *sections, last = path
+    key, said = ".".join(path), f"{'.'.join(path)} = {value!r}"
+    if key in GONE:
+        return said, GONE[key][0]
+    section = SECTIONS.get(".".join(sections))
+    users = [] if section is None else [n for n in section.components if last in section.options(n).model_fields]
+    if section is not None and users:
+        where = f"{sections[0]}.{section.key} = {_chosen(values, sections[0])!r}"
+        return f"{said} with {where}", f"leave it out, or take {' or '.join(map(repr, users))}"
+    found: Any = kind
+    for name in sections:
+        told = found.model_fields[name].annotation  # a section, or a union with one: a schedule, or None for no such
+        found = next(one for one in (told, *get_args(told)) if hasattr(one, "model_fields"))
+    known = list(found.model_fields)
+    return f"unknown key {said}", f"known keys here: {', '.join(known)}{_close(last, known)}"
+
+
+# Keys that are gone: what to do, and the value that each had without an effect, which older run folders hold.
+GONE: dict[str, tuple[str, Any]] = {
+    "privacy.clip_what": ("leave it out: each record's gradient is clipped, always", None),
+    "privacy.noise_schedule": ("leave it out: all steps have the same noise", "constant"),
+    "privacy.noise_curvature": ("leave it out: all steps have the same noise", 0.0),
+    "privacy.pair_degree": ("leave it out: all pairs of nodes share noise", None),
+    "features.views": ("leave it out: a model sees each sample once; features.mirror makes mirror images alike", None),
+    "algorithm.levels": ("leave it out: algorithm.compressor = 'random-k' makes messages shorter", None),
+    "algorithm.block": ("leave it out: each sample has its own entry; 'privsgp' keeps no table", None),
+    "algorithm.unit_steps": ("leave it out: algorithm.step_size and privacy.clip set the length of a step", False),
+    "algorithm.average_decay": ("leave it out: algorithm.average = 'tail' averages the last steps", None),
+    "algorithm.table_place": (
+        "leave it out: privsgp puts a table on the device, or in memory if it has no room",
+        "auto",
+    ),
+    "plan.may_spend": ("leave it out: a plan never looks at the nodes' own data", False),
+    "plan.evaluations": ("leave it out: a node evaluates algorithm.batch × algorithm.steps gradients", None),
+}
+# Values that are gone.
+_FORMER = (
+    ("algorithm", "table", ("block",)),
+    ("algorithm", "compressor", ("quantisation",)),
+    ("algorithm", "average", ("exponential",)),
+    ("features", "name", ("random-conv", "efficientnet-lite1", "efficientnet-lite2")),
+)
 
 
 def _toml(value: Any) -> str:  # noqa: ANN401 - any TOML value

@@ -17,7 +17,7 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.data.loading import file_path, same_file, site_paths, with_test
 from privsgp.data.same_records import hashes_of, is_tested_on_own
 from privsgp.devices import chosen_device
-from privsgp.errors import Refused, either
+from privsgp.errors import Refused
 from privsgp.features.maps import encoded, make_encoder
 from privsgp.metrics import Measure
 from privsgp.outside import From1
@@ -115,14 +115,13 @@ def load_problem(config: Config, data_dir: Path | None = None, world: World | No
     return dataclasses.replace(problem, sizes=sizes)
 
 
-def _public() -> str:
-    return either("data.test = 'public'", "test_is_public=True")
+_PUBLIC = "data.test = 'public' (test_is_public=True)"
 
 
 def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
     """Read the files of the nodes in `block`, or a data set that is divided among all nodes."""
     task, d, told = models.task(config.model.loss), config.data, list[str]()
-    how = _public() if d.test_path is None else f"data.test_path = {d.test_path!r}"
+    how = "{test_is_public}" if d.test_path is None else f"data.test_path = {d.test_path!r}"
     if d.path is not None:
         dataset, parts = data.load_sites(
             d.path, block, task=task, classes=d.classes, form=d.form, base=config.base, names=d.sites, tell=told.append,
@@ -162,6 +161,7 @@ def refuse_own_records(
         raise Refused(
             f"{what}: half of these records are a node's own, or half of a node's are among them",
             "test data are public: take records that no node learns from",
+            test_is_public=True,
         )
 
 
@@ -181,18 +181,9 @@ def assembled(
     """Put data and the model at x⁰ together."""
     refuse_counted(config, dataset)
     model, encoder = first_model(config, dataset.x.shape[1:], dataset.y.shape[1:], dataset.classes)
-    return Problem(
-        dataset,
-        parts,
-        model,
-        models.per_sample(config.model.loss),
-        models.correct(config.model.loss),
-        block=block,
-        sizes=sizes,
-        encoder=encoder,
-        measure=Measure(config.model.loss, dataset.classes),
-        loss_name=config.model.loss,
-    )
+    name = config.model.loss
+    loss, correct, measure = models.per_sample(name), models.correct(name), Measure(name, dataset.classes)
+    return Problem(dataset, parts, model, loss, correct, block, sizes, encoder, measure, loss_name=name)
 
 
 def first_model(
@@ -200,18 +191,7 @@ def first_model(
 ) -> tuple[nn.Module, nn.Module | None]:
     """Return the model at x⁰ for samples and targets of these shapes, and the map that samples go through first."""
     encoder, shape = make_encoder(config.features.name, config.features.options, sample)
-    return _drawn(config, shape, target, classes, encoder, device), encoder
-
-
-def _drawn(
-    config: Config,
-    shape: tuple[int, ...],
-    target: tuple[int, ...],
-    classes: int | None,
-    encoder: nn.Module | None,
-    device: str = "cpu",
-) -> nn.Module:
-    return models.make(
+    made = models.make(
         config.model.name,
         input_shape=shape,
         outputs=models.outputs(config.model.loss, classes=classes, target_shape=target),
@@ -220,19 +200,22 @@ def _drawn(
         device=device,
         **config.options("model"),
     )
+    return made, encoder
 
 
 def at_start(config: Config, problem: Problem) -> Problem:
     """Return the problem with the x⁰ of this configuration: without a seed, x⁰ depends on what was "auto"."""
+    if config.seed is not None:
+        return problem
     d = problem.dataset
-    return dataclasses.replace(problem, model=_drawn(config, d.x.shape[1:], d.y.shape[1:], d.classes, problem.encoder))
+    return dataclasses.replace(problem, model=first_model(config, problem.sample_shape, d.y.shape[1:], d.classes)[0])
 
 
 def refuse_counted(config: Config, dataset: data.Dataset) -> None:
     """Refuse, without a seed, a number of classes that was counted in records: it shapes the model, which all see."""
     public = ("", "y_test") if config.test_is_public else ("",)
     if config.seed is None and dataset.counted not in public:
-        or_else = f", or say {_public()} if the test labels are" if dataset.counted == "y_test" else ""
+        or_else = f", or say {_PUBLIC} if the test labels are" if dataset.counted == "y_test" else ""
         raise Refused(
             f"{dataset.name}: no data.classes, and without a seed they are not counted in {dataset.counted}",
             "give the number of classes as data.classes, from Python as classes=…, or store it in the file as "
@@ -275,50 +258,39 @@ def notes(config: Config, problem: Problem, world: World) -> list[str]:
     said = [*test_notes(config, problem), *problem.told]
     if world.rank:
         return said
-    samples = [sum(problem.samples)] if ALGORITHMS[config.algorithm.name].pooled else problem.samples
+    name, algorithm = config.algorithm.name, ALGORITHMS[config.algorithm.name]
+    samples = [sum(problem.samples)] if algorithm.pooled else problem.samples
     deltas = per_node(config.privacy.delta, len(samples))
     large = [i for i, J in enumerate(samples) if config.private and deltas[i] * J >= 1]
     if large:
-        said.append(
-            f"privacy.delta = {deltas[large[0]]} is not below 1/J of {config.site(large[0])} ({samples[large[0]]} "
-            f"samples; {len(large)} such nodes): publishing a whole record with that probability would be allowed"
-        )
+        which = f"{config.site(large[0])} ({samples[large[0]]} samples; {len(large)} such nodes)"
+        allows = "publishing a whole record with that probability would be allowed"
+        said.append(f"privacy.delta = {deltas[large[0]]} is not below 1/J of {which}: {allows}")
     if config.seed is not None:
         said.append("the config has a seed: this is a simulation, not private")
     if config.privacy.noise != "independent":
         said.append(_trust_note(config))
     if not config.private:
-        said.append(f"{config.algorithm.name} adds no noise and does not clip: [privacy] is ignored")
-    if ALGORITHMS[config.algorithm.name].network in ("server", "alone"):
-        said.append(f"{config.algorithm.name} sends nothing from node to node: [graph] is ignored")
+        said.append(f"{name} adds no noise and does not clip: [privacy] is ignored")
+    if algorithm.network in ("server", "alone"):
+        said.append(f"{name} sends nothing from node to node: [graph] is ignored")
     return said
 
 
 def _trust_note(config: Config) -> str:
-    """Say what shared noise asks one to trust, and what it gives for that; where it cannot be, that it is not."""
-    n, h, ratio = config.data.nodes, config.honest, config.pair_ratio
+    """Say what shared noise asks one to trust; where it cannot be, that it is not."""
+    n, h = config.data.nodes, config.honest
     if not config.pairwise:
         return "privacy.noise = 'auto': noise cannot be shared here, so it is independent"
-    less = (ratio / (h * ratio - h + 1)) ** 0.5
-    return (
-        f"privacy.noise = {config.privacy.noise!r}: ε holds as long as {h} of {n} sites are honest, whatever the "
-        f"others do together; for that the average model has about {less:.2g} of the noise that independent noise "
-        "would leave in it. summary.json says what ε is where fewer are" + _outsiders(n, h)
-    )
-
-
-def _outsiders(nodes: int, honest: int) -> str:
-    """Say whom ε does not hold against where all are taken to be honest: each knows what it shares itself."""
-    if honest < nodes:
-        return ""
-    return f"; it holds against those outside alone: another site by itself learns what it says for {nodes - 1}"
+    said = f"privacy.noise = {config.privacy.noise!r}: ε holds as long as {h} of {n} sites are honest"
+    outside = f", and only against those outside: another site by itself learns what summary.json says for {n - 1}"
+    return f"{said}{outside if h == n else ''}. summary.json says what ε is if fewer are honest"
 
 
 def unsaid(config: Config) -> list[str]:
     """Say what was left out of a configuration that matters most; to be asked before anything is put in its place."""
-    if "nodes" in config.data.model_fields_set:
-        return []
-    return [f"{either('data.nodes', 'nodes=…')} is left out: there are {config.data.nodes} nodes"]
+    given = "nodes" in config.data.model_fields_set
+    return [] if given else [f"data.nodes is not given: there are {config.data.nodes} nodes"]
 
 
 def test_notes(config: Config, problem: Problem) -> list[str]:
@@ -326,11 +298,10 @@ def test_notes(config: Config, problem: Problem) -> list[str]:
     if config.seed is not None or problem.dataset.x_test is None or (config.data.published and not config.data.test):
         return []
     if config.test_is_public:
-        how = "data.test_path" if config.data.test is None else _public()
+        how = "data.test_path" if config.data.test is None else _PUBLIC
         return [f"{how}: peers, summary and report get to see metrics on test data; no ε covers them"]
-    own = either("data.test = 'private'", "test_is_public=False")
-    kept = f"{own}: metrics on test data stay in private/metrics.jsonl, and no ε covers them"
-    return [f"{kept}; if anybody may see them, say {_public()}"]
+    kept = "metrics on test data stay in private/metrics.jsonl, and no ε covers them"
+    return [f"data.test = 'private': {kept}; if anybody may see them, say {_PUBLIC}"]
 
 
 def refuse_other_configurations(config: Config, world: World) -> None:

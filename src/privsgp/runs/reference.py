@@ -37,15 +37,15 @@ def _named(section: str, key: Key) -> Key:
     """Say which components there are, of the key that chooses one."""
     if section not in SECTIONS or key.name != SECTIONS[section].key:
         return key
-    return key._replace(values=", ".join(f'"{name}"' for name in SECTIONS[section].components()))
+    return key._replace(values=", ".join(f'"{name}"' for name in SECTIONS[section].components))
 
 
 def _of_components(section: str) -> list[tuple[str, list[Key]]]:
     """Return the keys that components bring, those with the same ones together."""
     chosen = SECTIONS[section]
     alike: dict[type[Options], list[str]] = {}
-    for name, own in chosen.components().items():
-        if own.model_fields:
+    for name in chosen.components:
+        if (own := chosen.options(name)).model_fields:
             alike.setdefault(own, []).append(f'"{name}"')
     return [(f"{chosen.key} = {' or '.join(names)}", keys(own)) for own, names in alike.items()]
 

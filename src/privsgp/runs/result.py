@@ -27,7 +27,7 @@ from privsgp import metrics as measures
 from privsgp.data.samples import is_dataset, pair, plain
 from privsgp.engine.folder import read_metrics
 from privsgp.engine.formats import Summary
-from privsgp.errors import Refused, argument
+from privsgp.errors import Refused
 from privsgp.features.maps import make_encoder
 from privsgp.files import read_json
 from privsgp.gradients import Layout
@@ -279,4 +279,4 @@ def _read_model(path: Path, layout: Layout) -> dict[str, Tensor]:
 
 
 def _damaged_model(path: Path, how: str) -> Refused:
-    return Refused(f"{path} {how}", f"put a copy of it back, or begin again with another {argument('out')}")
+    return Refused(f"{path} {how}", "put a copy of it back, or begin again with another {out}", out=None)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from privsgp.data.loading import is_file
 from privsgp.engine.folder import Folder
 from privsgp.engine.formats import Summary
-from privsgp.errors import Refused, argument
+from privsgp.errors import Refused
 from privsgp.files import read_json
 from privsgp.gradients import Layout
 from privsgp.runs import config as configs
@@ -54,10 +54,10 @@ class Start:
         """Read what an earlier run was."""
         folder, known = Folder(path), get_args(Records)
         if records not in known:
-            raise Refused(argument("from-records", records), f"take one of {', '.join(known)}")
+            raise Refused("{start_records}", f"take one of {', '.join(known)}", start_records=records)
         if not folder.summary.exists():
             raise Refused(
-                f"{argument('from', path)}: no finished run is there", "name the folder of a run that came to its end"
+                "{start}: no finished run is there", "name the folder of a run that came to its end", start=path
             )
         config = configs.started(folder.config)
         return cls(path, folder.run or "", config, ledger_folder(path), cast("Records", records))
@@ -68,8 +68,9 @@ class Start:
         tensors, own = load_file(best_model(folder, read_json(folder.summary, Summary))), Layout.of(model)
         if {name: t.shape for name, t in tensors.items()} != dict(zip(own.names, own.shapes, strict=True)):
             raise Refused(
-                f"{argument('from', self.folder)}: its model has other weights than this configuration's",
+                "{start}: its model has other weights than this configuration's",
                 "take the same [model], [features] and data shapes as that run",
+                start=self.folder,
             )
         model.load_state_dict(tensors, strict=False)
         return replace(problem, model=model)
@@ -93,18 +94,22 @@ def refuse_uncounted(start: Start | None, config: Config, ledgers: Path | None) 
         return
     if start.records == "these" or _visibly_same(start.config, config):
         raise Refused(
-            f"{argument('from', start.folder)} without {argument('ledger')}: to the records of that run its model is a "
+            "{start} without {ledger}: to the records of that run its model is a "
             "release, and what it spent and what this run spends add up",
-            f"add {argument('ledger', start.folder)}, so that one budget pays for both; if its records are others, "
-            f"say {argument('from-records', 'others')} (or public)",
+            "add {ledger}, so that one budget pays for both; if its records are others, "
+            "say {start_records} (or public)",
+            start=start.folder,
+            ledger=start.folder,
+            start_records="others",
         )
     before = start.config
     if start.records == "others" and not before.secret:
         why = "is a simulation" if before.seed is not None else "added no noise"
         raise Refused(
-            f"{argument('from', start.folder)}, which {why}: its model protects nobody, and every site sends what it "
-            "starts from",
-            f"start from a private run; if its records are public, say {argument('from-records', 'public')}",
+            f"{{start}}, which {why}: its model protects nobody, and every site sends what it starts from",
+            "start from a private run; if its records are public, say {start_records}",
+            start=start.folder,
+            start_records="public",
         )
     _LOG.warning("%s", _loudly(start))
 
@@ -142,7 +147,7 @@ def _loudly(start: Start) -> str:
         return f"starts from {start.folder}, whose records are said to be public"
     return (
         f"starts from {start.folder}, whose budget is not counted here: its records are said to be others than these. "
-        f"A record in both has spent the ε of both, added up; {argument('ledger', start.folder)} counts them together"
+        "A record in both has spent the ε of both, added up. A run that continues its ledger counts them together"
     )
 
 

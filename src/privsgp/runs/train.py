@@ -22,7 +22,7 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.engine.evaluate import present
 from privsgp.engine.folder import Folder, refuse_used, write_tensors
 from privsgp.engine.trainer import Outcome, Trainer
-from privsgp.errors import Refused, Stopped, argument
+from privsgp.errors import Refused, Stopped
 from privsgp.files import finite, write, write_json
 from privsgp.gradients import Layout
 from privsgp.outside import Hash, Real, shown
@@ -101,15 +101,19 @@ def run(
 
 
 def _resolve(config: Config, problem: Problem, out: Path, world: World, *, resume: bool) -> tuple[Folder, Resolved]:
-    """Settle what is open; refuse a process that has settled on something else."""
+    """Settle what is open; refuse a process whose configuration, x⁰ or settled numbers differ from another's."""
     if problem.block is None:  # the caller made it, not `load_problem`
         refuse_other_configurations(config, world)
         problem = problem.local_shard(world)
-    _refuse_other_model(problem, world)
     folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
     goes_on = (resume or restarts()) and folder.config.exists()
     resolved = world.all_or_none(lambda: resolve(config, problem, configs.started(folder.config) if goes_on else None))
-    _refuse_other_values(resolved.config, world)
+    if not world.alone:  # numbers that were "auto" were not there yet when configurations were compared
+        encoder = None if problem.encoder is None else features.digest(problem.encoder)
+        weights, settled = starting.digest(problem.model), resolved.config.shared()["algorithm"]
+        made = {"number of weights": Layout.of(problem.model).dim, "SHA-256 of the first weights": weights}
+        made |= {"SHA-256 of the features": encoder} | {f"algorithm.{key}": value for key, value in settled.items()}
+        refuse_differences(world, made)
     return folder, resolved
 
 
@@ -121,21 +125,33 @@ def _budgets(
     world.all_or_none(lambda: starting.refuse_uncounted(start, config, where))
     earlier = world.all_or_none(lambda: earlier_runs(folder, ledgers, config, problem.block, problem.samples))
     world.all_or_none(lambda: starting.refuse_other_ledgers(start, config, where, earlier))
-    records = _own_records(config, problem)
+    records: Sequence[Records | None] = [None] * len(problem.parts)  # which everybody can have
+    if not config.data.published:
+        records = booked.records_of(problem.hashes, problem.dataset.y, problem.parts)
     if config.secret and ledgers is not None:
-        world.all_or_none(lambda: booked.refuse_moved(records, ledgers, earlier, _first(problem)))
+        first = 0 if problem.block is None else problem.block.start
+        world.all_or_none(lambda: booked.refuse_moved(records, ledgers, earlier, first))
     return earlier, records
 
 
 def _open(folder: Folder, world: World, ledgers: Path | None, around: dict[str, Any]) -> list[int]:
-    """Give the run its number and its folder; return the processes that share the folder."""
+    """Give the run its number and its folder; return the processes that share the folder, by what they say."""
     number = world.number_run(folder.run or uuid.uuid4().hex)
-    beside = _beside(folder, world)
+    machine = Path("/proc/sys/kernel/random/boot_id")
+    name = (machine.read_text() if machine.exists() else platform.node()) + str(folder.path.resolve())
+    places = world.all_gather(hashlib.sha256(name.encode()).hexdigest(), Hash)
+    beside = [rank for rank, place in enumerate(places) if place == places[world.rank]]
     if beside[0] == world.rank:
         folder.prepare()
         folder.identify(versions(), ledgers, number, around)
     world.all_gather(None, None)  # the folder is ready
-    world.all_or_none(lambda: _refuse_other_run(folder, number))
+
+    def refuse_other_run() -> None:
+        if folder.run != number:
+            what = f"{folder.path} belongs to another run than process 0's folder"
+            raise Refused(what, "choose another one with {out}", out=None)
+
+    world.all_or_none(refuse_other_run)
     return beside
 
 
@@ -143,70 +159,30 @@ def _train(training: Trainer, folder: Folder) -> Outcome:
     try:
         return training.run()
     except Stopped as stopped:
-        stopped.kept = folder.checkpoint.exists() or folder.checkpoint_before.exists()
-        raise
+        raise stopped.with_checkpoint(kept=folder.checkpoint.exists() or folder.checkpoint_before.exists()) from None
     finally:
         training.close()
 
 
-def _refuse_other_values(config: Config, world: World) -> None:
-    """Refuse a peer that has put other numbers where the configuration says "auto", or goes on with other ones.
-
-    They are what algorithm and noise are made of from step 0 on, and were not there yet when configurations were
-    compared.
-    """
-    if not world.alone:
-        refuse_differences(world, {f"algorithm.{key}": value for key, value in config.shared()["algorithm"].items()})
-
-
 def _circumstances(resolved: Resolved, world: World, faults: Faults | None, start: Start | None) -> dict[str, Any]:
     """Return what a resumed run must find as it was; refuse what the algorithm cannot do with."""
-    config = resolved.config
-    name, algorithm = config.algorithm.name, ALGORITHMS[config.algorithm.name]
+    name, algorithm = resolved.config.algorithm.name, ALGORITHMS[resolved.config.algorithm.name]
+    several = f"{world.size} processes" if not world.alone else "simulated faults"
     if algorithm.asynchronous and (faults is not None or not world.alone):
         raise Refused(
-            f"algorithm.name = {name!r} with " + (f"{world.size} processes" if faults is None else "simulated faults"),
+            f"algorithm.name = {name!r} with {several}",
             "run it in one process without --drop, --delay, --crash and --leave: asynchrony is simulated by [clock]",
         )
     if faults is not None:
-        refuse_faults(config)
-    if not world.alone and algorithm.network in ("server", "alone"):
-        raise Refused(
-            f"algorithm.name = {name!r} with {world.size} processes", "run it in one process, without torchrun"
-        )
-    if faults is not None and not world.alone:
-        raise Refused(f"faults with {world.size} processes", "faults are for simulation in one process")
-    around: dict[str, Any] = {"processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults)}
+        refuse_faults(resolved.config)
+    if not world.alone and (faults is not None or algorithm.network in ("server", "alone")):
+        what = f"algorithm.name = {name!r}" if faults is None else "faults"
+        raise Refused(f"{what} with {several}", "run it in one process, without torchrun")
+    around = {"processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults)}
     told: dict[str, Any] = json.loads(json.dumps(around))
     if start is not None:
         told["start"] = {"run": start.run, "x0": starting.digest(resolved.problem.model)}
     return told
-
-
-def _beside(folder: Folder, world: World) -> list[int]:
-    """Return the processes that say they share this folder: the first of them writes what they have in common."""
-    machine = Path("/proc/sys/kernel/random/boot_id")
-    name = (machine.read_text() if machine.exists() else platform.node()) + str(folder.path.resolve())
-    places = world.all_gather(hashlib.sha256(name.encode()).hexdigest(), Hash)
-    return [rank for rank, place in enumerate(places) if place == places[world.rank]]
-
-
-def _refuse_other_model(problem: Problem, world: World) -> None:
-    """Refuse a peer whose model has another size or other weights at x⁰, which are public."""
-    if world.alone:
-        return
-    size, encoder = Layout.of(problem.model).dim, problem.encoder
-    made = {"number of weights": size, "SHA-256 of the first weights": starting.digest(problem.model)}
-    refuse_differences(world, made | {"SHA-256 of the features": None if encoder is None else features.digest(encoder)})
-
-
-def _refuse_other_run(folder: Folder, number: str) -> None:
-    """Refuse a folder of another run."""
-    if folder.run != number:
-        raise Refused(
-            f"{folder.path} belongs to another run than process 0's folder",
-            f"choose another one with {argument('out')}",
-        )
 
 
 def _enter(spec: RunSpec, folder: Folder, config: Config, records: Sequence[Records | None], *, moved: bool) -> None:
@@ -235,17 +211,12 @@ def earlier_runs(
             f"{where} has the ledgers of more than {nodes} nodes",
             "go on with the nodes it began with: what a record has spent is in its own node's ledger",
         )
-    if not where.is_dir():
-        raise Refused(
-            f"{argument('ledger', where)} is no folder", "name the ledger folder of a run: runs/<name>/ledger"
-        )
     if not any(where.glob("node-*.jsonl")):
-        raise Refused(f"{argument('ledger', where)} holds no ledger", "name a run's folder, or its ledger folder")
+        raise Refused("{ledger} holds no ledger", "name a run's folder, or its ledger folder", ledger=where)
     here = range(nodes) if block is None else block
     found = [_spent(where / f"node-{i}.jsonl", i, config) if i in here else [] for i in range(nodes)]
     for segment in (segment for segments in found for segment in segments):
-        _refuse_other_terms(where, segment.header, config)
-        _refuse_moved(where, segment.header, config, samples)
+        _refuse_other_terms(where, segment.header, config, samples)
     return [[segment for segment in segments if segment.header.run != folder.run] for segments in found]
 
 
@@ -253,65 +224,36 @@ def _spent(path: Path, node: int, config: Config) -> list[Segment]:
     """Return the runs in a ledger that is to be continued; refuse one that was put back to an older state."""
     header = ledger.first(path)
     if header is None:
-        raise Refused(
-            f"{path} has not a single complete line", f"restore it, or leave {argument('ledger')} out to begin anew"
-        )
+        remedy = "restore it, or leave {ledger} out to begin anew"
+        raise Refused(f"{path} has not a single complete line", remedy, ledger=None)
     return ledger.read(path, Book().seen(header.run).get(node, []) if config.seed is None else [])
 
 
-def _first(problem: Problem) -> int:
-    return 0 if problem.block is None else problem.block.start
-
-
-def _own_records(config: Config, problem: Problem) -> Sequence[Records | None]:
-    """Return the records of this process's nodes; None where everybody can have them."""
-    if config.data.published:
-        return [None] * len(problem.parts)
-    return booked.records_of(problem.hashes, problem.dataset.y, problem.parts)
-
-
-def _refuse_other_terms(where: Path, before: Header, config: Config) -> None:
-    """Refuse a budget whose spending cannot be added to this run's."""
-    if before.relation != config.privacy.relation:
-        raise Refused(
-            f"privacy.relation = {config.privacy.relation!r}, and {where} is of a run under {before.relation!r}",
-            f"keep to {before.relation!r}: what was spent under one relation does not count under another",
-        )
-    if before.simulation != (config.seed is not None):
-        now = "no seed" if config.seed is None else f"seed = {config.seed}"
-        raise Refused(
-            f"{now}, and {where} is of a {'simulation' if before.simulation else 'private run'}",
-            f"go on as it began, or leave {argument('ledger')} out: noise that anyone can repeat pays for nothing",
-        )
-    then, sums = int(before.mechanism.get("aggregated", 1)), declared(config).seen_together
-    if then != sums:
-        raise Refused(
-            f"algorithm.trust = {config.trust!r}: sums of {sums} messages are seen; {where} is of a run with {then}",
-            "go on under the same trust: what was spent before those who see sums is more before others",
-        )
-    taken, honest = int(before.mechanism.get("honest", 0)), config.honest if config.pairwise else 0
-    if taken != honest:
-        told = f"{where} is of a run where {taken or 'no'} nodes were taken to be honest"
-        raise Refused(
-            f"privacy.noise = {config.privacy.noise!r}: {honest or 'no'} nodes are taken to be honest; {told}",
-            "go on under the same trust: ε that holds where some are honest does not hold where fewer are",
-        )
-    if before.layout != layout(config):
-        raise Refused(
-            f"{where} is of a run whose records lay on other nodes",
-            "go on with the same [data] (and seed): what a record has spent is in its own node's ledger",
-        )
-
-
-def _refuse_moved(where: Path, before: Header, config: Config, samples: Sequence[int]) -> None:
-    """Refuse where a data set was divided among the nodes and had another size: its records then lay elsewhere."""
-    then, now = before.mechanism["samples"], samples[before.node]
-    if not config.data.brought and then != now:
-        raise Refused(
-            f"{where} is of a run whose records lay on other nodes: {config.site(before.node)} held {then} samples, "
-            f"and now holds {now}",
-            "go on with the same data: what a record has spent is in its own node's ledger",
-        )
+def _refuse_other_terms(where: Path, before: Header, config: Config, samples: Sequence[int]) -> None:
+    """Refuse a budget whose spending cannot be added to this run's, or is of records that lay on other nodes."""
+    m, p, site = before.mechanism, config.privacy, config.site(before.node)
+    sums, summed = m.get("aggregated", 1), declared(config).seen_together
+    taken, honest = m.get("honest", 0), config.honest if config.pairwise else 0
+    held, now = m["samples"], m["samples"] if config.data.brought else samples[before.node]
+    kind = "a simulation" if before.simulation else "no simulation"
+    keep = f"keep to {before.relation!r}: what was spent under one relation does not count under another"
+    trust = "go on under the same trust: ε that holds if some are trusted does not hold if fewer are"
+    own = "go on with the same [data] and seed: what a record has spent is in its own node's ledger"
+    simulated = "go on as it began, or leave {ledger} out: noise that anyone can repeat pays for nothing"
+    for differs, what, remedy in (
+        (
+            before.relation != p.relation,
+            f"under {before.relation!r}, and this one is under {p.relation!r}",
+            keep,
+        ),
+        (before.simulation != (config.seed is not None), f"that is {kind}, and here seed = {config.seed}", simulated),
+        (sums != summed, f"where sums of {sums} messages are seen, and here of {summed}", trust),
+        (taken != honest, f"where {taken} nodes are taken to be honest, and here {honest}", trust),
+        (before.layout != layout(config), "whose records lay on other nodes", own),
+        (held != now, f"whose records lay on other nodes: {site} held {held} samples, and now {now}", own),
+    ):
+        if differs:
+            raise Refused(f"{where} is of a run {what}", remedy, ledger=None)
 
 
 def versions() -> dict[str, str]:
@@ -334,22 +276,16 @@ def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume:
     refuse_used(folder.path, resume=resume, secret=config.secret, restarted=restarts() > 0)
     if not folder.config.exists():
         return False
+    options = {"resume": True, "out": folder.path}
     if folder.run is None and config.secret:
-        raise Refused(
-            f"{argument('resume')} with {argument('out', folder.path)}, which has lost run.json: nothing there shows "
-            "what was spent",
-            f"restore the folder as it was when the run stopped; to begin a run, choose another {argument('out')}",
-        )
-    changed = configs.differences(configs.started(folder.config), config)
-    if changed:
-        raise Refused(
-            f"{argument('resume')} with a changed configuration: {'; '.join(changed)}",
-            f"resume with the configuration of the run, or choose another {argument('out')}",
-        )
+        remedy = "restore the folder as it was when the run stopped, or begin a run in another one"
+        raise Refused("{resume} with {out}, which has lost run.json: what was spent is unknown", remedy, **options)
     before = folder.identity.get("circumstances") or around
     keys = [key for key in before | around if before.get(key) != around.get(key)]
-    if changed := [f"{key}: {before.get(key)} → {around.get(key)}" for key in keys]:
-        raise Refused(f"{argument('resume')} with other {'; '.join(changed)}", "resume as the run was started")
+    changed = configs.changes(folder.config, config)
+    if changed := changed or [f"{key}: {before.get(key)} → {around.get(key)}" for key in keys]:
+        remedy = "resume as the run was started, or choose another folder"
+        raise Refused(f"{{resume}} with a changed configuration: {'; '.join(changed)}", remedy, **options)
     return folder.summary.exists()
 
 
@@ -366,13 +302,13 @@ def _finish(
     for i, z, stayed in zip(spec.here, outcome.state.z, present(outcome.state), strict=True):
         if stayed:
             save_model(folder.node(i), layout, z, spec.card)
-    own = [
-        finite(spec.protection.epsilon(i, outcome.releases[i])) if spec.algorithm.private else None for i in spec.here
-    ]
+    p, private = spec.protection, spec.algorithm.private
+    own = [finite(p.epsilon(i, outcome.releases[i])) if private else None for i in spec.here]
     spent = world.all_gather_nodes(own, Real | None, spec.nodes)
     mine = seen(spec, outcome) if world.rank == 0 else None
     told = world.all_gather_each(mine, [SEEN, *[None] * (world.size - 1)])[0]
-    found = summary(spec, outcome, spent, told or {}, _elsewhere(spec, world, beside))
+    here = {i for rank, block in enumerate(blocks(spec.nodes, world.size)) if rank in beside for i in block}
+    found = summary(spec, outcome, spent, told or {}, [i for i in range(spec.nodes) if i not in here])
     if beside[0] == world.rank:
         write(folder.path / cards.NAME, cards.markdown(dict(spec.card), views.of(found, folder.path)))
         write_json(folder.summary, found)
@@ -381,20 +317,13 @@ def _finish(
     return load_result(folder, spec.learning.model, encoder, dict(spec.card))
 
 
-def _elsewhere(spec: RunSpec, world: World, beside: list[int]) -> list[int]:
-    """Return the nodes whose ledgers lie in other folders: of them a summary says what their processes told."""
-    own = [block for rank, block in enumerate(blocks(spec.nodes, world.size)) if rank in beside]
-    return [i for i in range(spec.nodes) if not any(i in block for block in own)]
-
-
 def _refuse_other_summary(folder: Folder, expected: dict[str, Any]) -> None:
     """Refuse a summary, written by another process of the same folder, that is not what this one would have written."""
     written = json.loads(folder.summary.read_text()) if folder.summary.exists() else {}
-    differ = [key for key in _PROMISED if written.get(key) != expected[key]]
-    if differ:
+    if differ := [key for key in _PROMISED if written.get(key) != expected[key]]:
+        theirs, ours = (shown(values.get(differ[0])) for values in (written, expected))
         raise Refused(
-            f"{folder.summary} says {differ[0]} = {shown(written.get(differ[0]))}, and this process counted "
-            f"{shown(expected[differ[0]])}",
+            f"{folder.summary} says {differ[0]} = {theirs}, and this process counted {ours}",
             "believe the ledgers (privsgp ledger), and ask who wrote the summary",
         )
 

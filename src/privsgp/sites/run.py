@@ -164,11 +164,11 @@ def join(
                 _wait_for_signatures(network, say)
                 network.members.enter("training")
                 outcome = trainer.run()
-            except Interrupted:
+            except Interrupted as stopped:
                 if _leaving(folder).exists():
                     _goodbye(network, folder)
                     say("this site has left the run")
-                raise
+                raise stopped.with_checkpoint(kept=True) from None
             except Ended:
                 delete(_pair_key(folder))
                 raise

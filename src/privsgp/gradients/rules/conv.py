@@ -52,13 +52,13 @@ class StackedConv2d(StackedLayer):
     def piece(self, call: Call, delta: Tensor, batch: int, *, input_is_data: bool) -> Piece:
         """Σ_p δ_p ⊗ a_p, in its smaller form."""
         del batch
-        delta, a = _by_model(delta, self.models), _by_model(call.kept, self.models)
+        delta, a = (_by_model(t, self.models).transpose(0, 1) for t in (delta, call.kept))
         if "weight" not in self.trained:
-            return Plain(delta.sum((-2, -1)).transpose(0, 1))
+            return Plain(delta.sum((-2, -1)))
         w = self.window
         if w.kernel == (1, 1) and w.padding == (0, 0):  # pixels that no position sees need not be kept
             a, w = a[..., :: w.stride[0], :: w.stride[1]], Window(groups=w.groups)
-        return smaller(Positions(delta, a, w, "bias" in self.trained, input_is_data))
+        return smaller(Positions(delta, a, w, "bias" in self.trained, input_is_data=input_is_data))
 
 
 class _Convolution(torch.autograd.Function):

@@ -5,80 +5,62 @@ It is kept as the indices and δ, one row of δ for each; a row that was looked 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from privsgp.gradients.per_sample import Factors, Piece, scaled, smaller, squared_norm
+from privsgp.gradients.per_sample import Piece, Product, scaled, smaller, squared_norm
 from privsgp.gradients.product import no_tf32, product
 from privsgp.gradients.rounding import cancelled
 from privsgp.gradients.rules.layer import Call, StackedLayer
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 @dataclass
-class Lookups:
-    """Gradients Σ_t e_{i_t} ⊗ δ_t by an embedding of `rows` rows: `delta` [m, b, T, width], `index` [m, b, T]."""
+class Lookups(Product):
+    """Gradients Σ_t e_{i_t} ⊗ δ_t by an embedding of `rows` rows: `delta` [m, b, T, width].
 
-    delta: Tensor
-    index: Tensor
+    `input` holds the indices i_t, [m, b, T].
+    """
+
     rows: int
-    index_is_data: bool = False
 
     @property
     def size(self) -> int:
         """The whole embedding."""
         return self.rows * self.delta.shape[-1]
 
-    def squared_norm(self) -> Tensor:
+    def squared_norm(self, *, exact: bool = False) -> Tensor:
         """Σ_{t,t'} [i_t = i_t'] ⟨δ_t, δ_t'⟩, of δ scaled to length 1; what rounding may have taken off is added.
 
         Rows of one token may cancel; as in `positions` they count as no shorter than a share of what they could be.
+        What float32 could not scale stays too long to be kept where `exact` measures in float64.
         """
-        length = squared_norm(self.delta.flatten(2))
+        delta, length = self.delta, squared_norm(self.delta.flatten(2))
+        if exact:
+            delta = delta.double()
+            length = squared_norm(delta.flatten(2)).where(length.isfinite(), torch.inf)
         factor = length.rsqrt().where(length.isfinite() & (length > 0), 0.0)
-        unit = scaled(self.delta.flatten(2), factor).view(self.delta.shape)
-        same = self.index[..., :, None] == self.index[..., None, :]
-        rows = unit.flatten(0, 1)
+        rows = scaled(delta, factor).flatten(0, 1)
+        same = self.input[..., :, None] == self.input[..., None, :]
         with no_tf32(rows):
             products = product(rows, rows.mT).view(same.shape)
-        often, dtype = same.sum(-1).amax(-1), self.delta.dtype  # how often a token is looked up
+        often, dtype = same.sum(-1).amax(-1), delta.dtype  # how often a token is looked up
         total = products.where(same, 0).sum((-2, -1), dtype=torch.float64) + 4 * torch.finfo(dtype).eps * often
-        return torch.maximum(total, often / cancelled(dtype, self.index.shape[-1]) ** 2) * length
+        return torch.maximum(total, often / cancelled(dtype, self.input.shape[-1]) ** 2) * length
 
-    def scale_(self, factor: Tensor) -> None:
-        """Scale δ."""
-        self.delta = scaled(self.delta.flatten(2), factor).view(self.delta.shape)
-
-    def sum_into(self, out: Tensor) -> None:
+    def sum_into(self, out: Tensor, *, exact: bool = False) -> None:  # noqa: ARG002 - always so
         """Add every row of δ to its own row, in float64: a common token has many, and they may all round alike."""
         total = out.new_zeros(len(out), self.rows, self.delta.shape[-1], dtype=torch.float64)
-        add_rows(total, self.index.flatten(1), self.delta.flatten(1, 2).double())
+        add_rows(total, self.input.flatten(1), self.delta.flatten(1, 2).double())
         out.copy_(total.flatten(1))
-
-    def exact(self) -> Lookups:
-        """Return them in float64; what float32 could not scale stays too long to be kept."""
-        too_long = squared_norm(self.delta.flatten(2)).isinf()[..., None, None]
-        return replace(self, delta=self.delta.double().masked_fill(too_long, torch.inf))
 
     def dense(self) -> Tensor:
         """Write every sample's whole gradient out."""
         m, b, _, width = self.delta.shape
         out = self.delta.new_zeros(m * b, self.rows, width)
-        add_rows(out, self.index.flatten(0, 1), self.delta.flatten(0, 1))
+        add_rows(out, self.input.flatten(0, 1), self.delta.flatten(0, 1))
         return out.view(m, b, -1)
-
-    def factors(self, *, data: bool = False) -> Factors:
-        """Return δ and the indices."""
-        return {"delta": self.delta} if self.index_is_data and not data else {"delta": self.delta, "index": self.index}
-
-    def with_factors(self, factors: Mapping[str, Tensor]) -> Self:
-        """Return other lookups."""
-        return replace(self, **factors)  # type: ignore[arg-type]
 
 
 def add_rows(out: Tensor, index: Tensor, value: Tensor) -> None:
@@ -119,4 +101,4 @@ class StackedEmbedding(StackedLayer):
         delta = delta.view(*index.shape, -1)
         if self.padding is not None:
             delta = delta.masked_fill((index == self.padding)[..., None], 0)
-        return smaller(Lookups(delta, index, self.rows, input_is_data))
+        return smaller(Lookups(delta, index, self.rows, input_is_data=input_is_data))

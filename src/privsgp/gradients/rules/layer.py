@@ -59,12 +59,12 @@ class StackedLayer(nn.Module, ABC):
     def piece(self, call: Call, delta: Tensor, batch: int, *, input_is_data: bool) -> Piece:
         """Return the layer's share of the per-sample gradients; δ is shaped like the output of `call`."""
 
-    def load(self, views: Mapping[str, Tensor], models: int) -> None:
-        """Take the weights of m models; what is frozen is the same for all."""
+    def load(self, views: Mapping[str, Tensor], models: int, *, samples_first: bool) -> None:
+        """Take the weights of m models, before each pass; what is frozen is the same for all."""
         prefix = f"{self.name}." if self.name else ""
         self.stacked = {p: views[prefix + p] for p in self.trained}
         self.stacked |= {p: value.expand(models, *value.shape) for p, value in self.frozen.items()}
-        self.models = models
+        self.models, self.samples_first = models, samples_first
         self.calls.clear()
 
     def split(self, x: Tensor) -> Tensor:

@@ -39,16 +39,16 @@ class StackedLinear(StackedLayer):
             return Plain(delta.view(self.models, batch, -1, delta.shape[-1]).sum(2))
         bias = "bias" in self.trained
         if call.input.ndim == 2:
-            return Outer(delta, call.kept, bias, input_is_data)
+            return Outer(delta, call.kept, bias, input_is_data=input_is_data)
         window = Window(linear=device_of(delta).in_host_memory)
         delta, a = (_positions(t, batch, window) for t in (delta, call.kept))
-        return smaller(Positions(delta, a, window, bias, input_is_data))
+        return smaller(Positions(delta, a, window, bias, input_is_data=input_is_data))
 
 
 def _positions(t: Tensor, batch: int, window: Window) -> Tensor:
-    """View [m, b · positions, size] as [b, m, size, positions, 1]; on a CPU laid out so, whatever m is.
+    """View [m, b · positions, size] as [m, b, size, positions, 1]; on a CPU samples come first in memory.
 
     Sums of numbers that lie otherwise round otherwise, and of one model a view would do.
     """
     view = t.view(len(t), batch, -1, t.shape[-1]).permute(1, 0, 3, 2)[..., None]
-    return view.contiguous() if window.linear else view
+    return (view.contiguous() if window.linear else view).transpose(0, 1)

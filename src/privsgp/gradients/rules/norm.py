@@ -27,25 +27,20 @@ class _StackedNorm(StackedLayer):
 
     def affine(self, x: Tensor, normal: Tensor, features: int, after: int) -> Tensor:
         """Scale and shift each model's samples."""
-        batch = x.shape[0] // self.models
-        first = (batch, self.models) if self.samples_first else (self.models, batch)
-        normal = normal.reshape(*first, -1, features, after)
-        scale, shift = (self._column(name) for name in ("weight", "bias"))
+        normal = self.split(normal)
+        normal = normal.reshape(*normal.shape[:2], -1, features, after)
+        scale, shift = (
+            None if v is None else v.view(self.models, 1, 1, -1, 1) for v in map(self.stacked.get, ("weight", "bias"))
+        )
         out = normal if scale is None else normal * scale if shift is None else torch.addcmul(shift, normal, scale)
         self.record(x, normal, out)
-        return out.view(x.shape)
-
-    def _column(self, name: str) -> Tensor | None:
-        value = self.stacked.get(name)
-        first = (1, self.models) if self.samples_first else (self.models, 1)
-        return None if value is None else value.reshape(*first, 1, -1, 1)
+        return self.join(out).view(x.shape)
 
     def piece(self, call: Call, delta: Tensor, batch: int, *, input_is_data: bool) -> Piece:
         """As many numbers as there are parameters: nothing is smaller than that."""
         del batch, input_is_data
         of = {"weight": lambda: (delta * call.kept).sum((2, 4)), "bias": lambda: delta.sum((2, 4))}
-        value = torch.cat([of[name]() for name in self.trained], -1)
-        return Plain(value.transpose(0, 1) if self.samples_first else value)
+        return Plain(torch.cat([of[name]() for name in self.trained], -1))
 
 
 class StackedGroupNorm(_StackedNorm):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from privsgp.errors import Refused
-from privsgp.gradients.dropout import keys_of
+from privsgp.gradients.dropout import with_keys
 from privsgp.gradients.per_sample import PerSample
 from privsgp.gradients.rules.conv import StackedConv2d
 from privsgp.gradients.rules.embedding import StackedEmbedding
@@ -46,8 +46,6 @@ class Ruled:
         self.layers = [self._replace(name, model.get_submodule(name)) for name in ruled_layers(model)]
         # With samples first, [b·m, C, h, w] is what a grouped convolution takes, without a copy.
         self.samples_first = any(isinstance(layer, StackedConv2d) for layer in self.layers)
-        for layer in self.layers:
-            layer.samples_first = self.samples_first
 
     def _replace(self, name: str, layer: nn.Module) -> StackedLayer:
         stacked = RULES[type(layer)](name, layer)
@@ -63,14 +61,21 @@ class Ruled:
         Guarantee: what a piece says of its input, that it is the data, holds. A table takes out what it once put in by
         the data as they are: had a model written into them, one record's share would not stay within its clip.
         """
-        with torch.enable_grad(), keys_of(self.model, None if keys is None else self._long(keys)):
+        with torch.enable_grad(), with_keys(None if keys is None else self._long(keys)):
             data, wanted = self._long(inputs), self._long(targets)
             before = data._version
-            losses = self.loss(self._forward(z, data), wanted)
+            views = self.layout.views(z)
+            for layer in self.layers:
+                layer.load(views, len(z), samples_first=self.samples_first)
+            losses = self.loss(self.model(data), wanted)
             if data._version != before:
                 raise Refused(
                     "a model that writes into its input at some samples and not at others",
                     "let it work on a copy: x = x.clone()",
+                )
+            if any([len(call.input) for call in layer.calls] != [len(data)] for layer in self.layers):
+                raise Refused(
+                    "a layer is not called once with one row per sample", "let the model call each layer once"
                 )
             calls = [layer.calls.pop() for layer in self.layers]
             deltas = list(torch.autograd.grad(losses.sum(), [call.output for call in calls]))
@@ -83,22 +88,6 @@ class Ruled:
 
     def _long(self, x: Tensor) -> Tensor:
         return (x.transpose(0, 1) if self.samples_first else x).flatten(0, 1)
-
-    def _forward(self, z: Tensor, data: Tensor) -> Tensor:
-        views = self.layout.views(z)
-        for layer in self.layers:
-            layer.load(views, z.shape[0])
-        out: Tensor = self.model(data)
-        return out
-
-    def called_once(self, z: Tensor, inputs: Tensor) -> bool:
-        """Run the model and tell whether each layer was called exactly once, on one row per sample."""
-        self._forward(z, self._long(inputs))
-        rows = inputs.shape[0] * inputs.shape[1]
-        once = all([call.input.shape[0] for call in layer.calls] == [rows] for layer in self.layers)
-        for layer in self.layers:
-            layer.calls.clear()
-        return once
 
 
 def ruled_layers(model: nn.Module) -> list[str]:

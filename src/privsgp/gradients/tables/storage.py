@@ -6,7 +6,6 @@ The choice follows from sizes alone, which are public, and is logged before anyt
 from __future__ import annotations
 
 import logging
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +13,7 @@ import torch
 from privsgp import devices
 from privsgp.errors import Refused
 from privsgp.files import in_units
+from privsgp.gradients.per_sample import beside
 from privsgp.kernels import at_once
 
 if TYPE_CHECKING:
@@ -38,28 +38,24 @@ def place(size: int, words: str, device: torch.device) -> torch.device:
     )
 
 
-def gather(table: Tensor, rows: Tensor) -> Tensor:
-    """Return table[i, rows[i, j]] on the device of `rows`, wherever the table lies."""
-    return table.flatten(0, 1).index_select(0, _flat(table, rows)).view(*rows.shape, *table.shape[2:]).to(rows.device)
+def gather(table: Tensor, rows: Tensor, like: Tensor | None = None, factor: Tensor | None = None) -> Tensor:
+    """Return table[i, rows[i, j]], times `factor` [m, b], on the device of `rows`, wherever the table lies.
 
-
-def gather_like(table: Tensor, rows: Tensor, like: Tensor, factor: Tensor | None = None) -> Tensor:
-    """Return `gather`'s numbers, times `factor` [m, b], in the precision of `like` and laid out as it is."""
-    samples_first = like.stride(0) < like.stride(1)
-    if table.device == rows.device and like.is_floating_point() and at_once(table.flatten(2)):
+    The numbers have the precision of `like` and are laid out as it is.
+    """
+    samples_first = like is not None and like.stride(0) < like.stride(1)
+    if like is not None and like.is_floating_point() and table.device == rows.device and at_once(table.flatten(2)):
         from privsgp.kernels.rows import take
 
         m, b, numbers = *rows.shape, table[0, 0].numel()
         out = like.new_empty(b, m, numbers).transpose(0, 1) if samples_first else like.new_empty(m, b, numbers)
         take(table.flatten(2), rows.contiguous(), out, factor)
         return out.view(m, b, *table.shape[2:])
-    if samples_first:
-        flat = _flat(table, rows).view(rows.shape).t().flatten()
-        found = table.flatten(0, 1).index_select(0, flat).to(rows.device, like.dtype)
-        found = found.view(rows.shape[1], rows.shape[0], *table.shape[2:]).transpose(0, 1)
-    else:
-        found = gather(table, rows).to(like.dtype)
-    return found if factor is None else found * _column(factor, found).to(found.dtype)
+    order = _numbered(table, rows).t() if samples_first else _numbered(table, rows)
+    taken = table.flatten(0, 1).index_select(0, order.flatten()).view(*order.shape, *table.shape[2:])
+    found = taken.to(rows.device, table.dtype if like is None else like.dtype)
+    found = found.transpose(0, 1) if samples_first else found
+    return found if factor is None else found * beside(factor, found).to(found.dtype)
 
 
 def put(table: Tensor, rows: Tensor, value: Tensor, factor: Tensor) -> None:
@@ -70,7 +66,7 @@ def put(table: Tensor, rows: Tensor, value: Tensor, factor: Tensor) -> None:
 
         kernels.put(table.flatten(2), rows.contiguous(), flat, factor)
     else:
-        scatter(table, rows, value.masked_fill(_column(factor, value) == 0, 0))
+        scatter(table, rows, value.masked_fill(beside(factor, value) == 0, 0))
 
 
 def rounded(f: Tensor, dtype: torch.dtype) -> Tensor:
@@ -83,33 +79,20 @@ def rounded(f: Tensor, dtype: torch.dtype) -> Tensor:
     return f.to(dtype).to(f.dtype)
 
 
-def _column(factor: Tensor, like: Tensor) -> Tensor:
-    return factor.view(*factor.shape, *[1] * (like.ndim - 2))
-
-
 def scatter(table: Tensor, rows: Tensor, value: Tensor) -> None:
     """table[i, rows[i, j]] = value[i, j]; a row that occurs twice must get the same value."""
-    flat, value = _flat(table, rows).view(rows.shape), value.to(table.dtype)
+    order, value = _numbered(table, rows), value.to(table.dtype)
     if value.stride(0) < value.stride(1):
-        flat, value = flat.t(), value.transpose(0, 1)
-    table.flatten(0, 1).index_copy_(0, flat.flatten(), value.flatten(0, 1).to(table.device))
+        order, value = order.t(), value.transpose(0, 1)
+    table.flatten(0, 1).index_copy_(0, order.flatten(), value.flatten(0, 1).to(table.device))
 
 
 def clear(table: Tensor, rows: Tensor) -> None:
     """table[i, rows[i, j]] = 0."""
-    table.flatten(0, 1).index_fill_(0, _flat(table, rows), 0)
+    table.flatten(0, 1).index_fill_(0, _numbered(table, rows).flatten(), 0)
 
 
-def _flat(table: Tensor, rows: Tensor) -> Tensor:
-    """Number the rows of all nodes' tables through, [m · b]."""
-    there = rows if rows.device == table.device else rows.to(table.device)
-    starts = _kept_starts if devices.device_of(table).in_host_memory else _starts  # in a recorded step nothing is kept
-    return (there + starts(rows.shape[0], table.shape[1], table.device)).flatten()
-
-
-def _starts(nodes: int, rows: int, device: torch.device) -> Tensor:
-    """Return where each node's rows begin, [m, 1]."""
-    return torch.arange(nodes, device=device)[:, None] * rows
-
-
-_kept_starts = lru_cache(64)(_starts)  # the same step after step, and small calls are what threads wait for
+def _numbered(table: Tensor, rows: Tensor) -> Tensor:
+    """Number the rows of all nodes' tables through, [m, b]."""
+    starts = torch.arange(len(rows), device=table.device)[:, None] * table.shape[1]
+    return rows.to(table.device) + starts

@@ -8,24 +8,24 @@ table belongs to no sample: padding slots of a Poisson batch point there, and it
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from privsgp.errors import Refused
 from privsgp.gradients.per_sample import (
     Factors,
     PerSample,
     Piece,
     Plain,
     clip_pieces_,
-    combined,
     in_float64,
+    kept_numbers,
     linear,
     sum_pieces,
 )
-from privsgp.gradients.tables.storage import clear, gather, gather_like, place, put, rounded, scatter
+from privsgp.gradients.tables.storage import clear, gather, place, put, rounded, scatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,57 +35,50 @@ if TYPE_CHECKING:
 Kind = Literal["dense", "factored"]
 
 
-class Part:
-    """The table of one layer (or, when dense, of the whole gradient): each factor of its gradients, [m, rows, …]."""
-
-    def __init__(self, piece: Piece, rows: int, device: torch.device, dtype: torch.dtype | None) -> None:
-        self.plain = isinstance(piece, Plain)
-        self.arrays = {
-            name: torch.zeros((f.shape[0], rows, *f.shape[2:]), dtype=_kept(f, dtype), device=device)
-            for name, f in piece.factors().items()
-        }
-
-    def like(self, piece: Piece) -> Piece:
-        """Return a piece in the form that is stored here."""
-        return Plain(piece.dense()) if self.plain and not isinstance(piece, Plain) else piece
-
-    def entries(self, rows: Tensor, like: Piece, scale: Tensor | None = None) -> Piece:
-        """Return the stored gradients of the samples `rows` [m, b]; `like` brings the input where that is the data.
-
-        With a scale [m, b] they are that times what is stored; the first factor carries it.
-        """
-        like = self.like(like)
-        factors, found = like.factors(), Factors()
-        for name, a in self.arrays.items():
-            found[name] = gather_like(a, rows, factors[name], None if found else scale)
-        return like.with_factors(found)
-
-    def store(self, rows: Tensor, piece: Piece) -> None:
-        """Replace the stored gradients of the samples `rows`."""
-        for name, factor in piece.factors().items():
-            scatter(self.arrays[name], rows, factor)
-
-
-def _kept(factor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    return (dtype or factor.dtype) if factor.is_floating_point() else torch.int32
-
-
 class Table:
     """The tables of m nodes and their means, `mean` [m, d] = (1/J_i) Σ_j t_j.
 
+    For each layer (when dense, for the whole gradient) a table holds each factor of the gradients, [m, rows, …].
+
     A mean is moved at every step and never taken anew: what it rounds by stays in it, and need not be the same with and
     without a record. In float64 that is nothing beside G/J; in float32 it could be made as large.
+
+    With fewer bits, `dtype`, there is one `scale` [m, rows] for each entry.
+
+    Guarantee: an entry is then scale · (its rounded factors), and that *is* the sample's gradient: it enters the
+    estimator, and the mean moves by stored-new minus stored-old. The scale is the clip's factor for the rounded
+    gradient, so it stays in the ball of radius G (privacy.md, "Clipping").
+
+    Assumes: gradients are `prepared` before they are clipped; others are not taken where there is a scale.
     """
 
-    def __init__(self, parts: Sequence[Part], mean: Tensor, clip: float, difference_clip: float | None = None) -> None:
-        self.parts = list(parts)
-        self.mean = mean
-        self.clip = clip
-        self.difference_clip = difference_clip
+    def __init__(
+        self, like: Sequence[Piece], samples: int, clip: float, difference_clip: float | None, dtype: torch.dtype | None
+    ) -> None:
+        self.clip, self.difference_clip = clip, difference_clip
+        self.plain = [isinstance(piece, Plain) for piece in like]
+        first, where = like[0].delta, _place(like, samples, dtype)
+        self.parts = [
+            {
+                name: torch.zeros((len(f), samples + 1, *f.shape[2:]), dtype=_kept(f, dtype), device=where)
+                for name, f in piece.factors().items()
+            }
+            for piece in like
+        ]
+        self.mean = first.new_zeros(len(first), sum(piece.size for piece in like), dtype=torch.float64)
+        fewer_bits = dtype is not None and dtype != first.dtype
+        self.scale = first.new_zeros(len(first), samples + 1) if fewer_bits else None
 
     def prepared(self, g: PerSample) -> PerSample:
-        """Multiply out what is kept plain: positions may cancel, and then that rounds by more than a clip allows."""
-        return PerSample(self._like_parts(g))
+        """Multiply out what is kept plain, and round what is kept in fewer bits, before it is clipped.
+
+        Positions may cancel, and then to multiply them out rounds by more than a clip allows.
+        """
+        pieces = self._like_parts(g)
+        if self.scale is None:
+            return PerSample(pieces)
+        pieces = self._rounded(pieces)
+        return PerSample(pieces, unclipped=[piece.factors() for piece in pieces])
 
     def set(self, rows: Tensor, g: PerSample) -> Tensor:
         """Make the clipped gradients g the entries of the samples `rows` [m, b]; return Σ_j g_j, [m, d]."""
@@ -100,51 +93,76 @@ class Table:
         to the caller, because the estimators differ in when it moves.
         """
         new = self._like_parts(g)
-        old: Sequence[Piece] = self._entries(rows, new)
+        old = self._entries(rows, new)
         if self.difference_clip is not None:
             new = self._towards(g.wide(old), g.wide(new), self.difference_clip)
         self._store(rows, new, g)
-        pairs, start = zip(new, old, strict=True), 0
-        total = sum_pieces([self._minus(n, o, g) if self._subtracted(n, g) else n for n, o in pairs], exact=g.exact)
-        for piece in old:
+        changes = [_minus(*g.wide([n, o])) if self._subtracted(n, g) else n for n, o in zip(new, old, strict=True)]
+        total = sum_pieces(changes, exact=g.exact)
+        for piece, columns in zip(old, torch.split(total, [piece.size for piece in old], 1), strict=True):
             if not self._subtracted(piece, g):
-                total[:, start : start + piece.size] -= sum_pieces([piece], exact=g.exact)
-            start += piece.size
+                columns.sub_(sum_pieces([piece], exact=g.exact))
         return total
 
     def _subtracted(self, piece: Piece, g: PerSample) -> bool:
-        """Tell whether gradients are subtracted before they are summed, and not their sums, which takes no copy."""
-        return linear(piece) and not (g.exact and isinstance(piece, Plain))
+        """Tell whether gradients are subtracted before they are summed, and not their sums, which takes no copy.
+
+        Tables of fewer bits are large, and to subtract plain gradients is to go through all of them once more.
+        """
+        return linear(piece) and not (isinstance(piece, Plain) and (g.exact or self.scale is not None))
 
     def _sum(self, pieces: Sequence[Piece], g: PerSample) -> Tensor:
         """Return the sum of entries, to the bits that `replace` takes out again: where it subtracts, in float64."""
-        wide = [in_float64(p, data=False) if g.exact and self._subtracted(p, g) else p for p in pieces]
+        wide = [in_float64(p) if g.exact and self._subtracted(p, g) else p for p in pieces]
         return sum_pieces(wide, exact=g.exact)
 
-    @staticmethod
-    def _minus(new: Piece, old: Piece, g: PerSample) -> Piece:
-        if g.exact:
-            new, old = in_float64(new, data=False), in_float64(old, data=False)
-        return combined(new, old, -1)
-
     def _like_parts(self, g: PerSample) -> Sequence[Piece]:
+        """Return the gradients in the form that is stored here."""
         pieces = g.pieces if len(self.parts) == len(g.pieces) else [Plain(g.dense())]
-        return [part.like(piece) for part, piece in zip(self.parts, pieces, strict=True)]
+        pairs = zip(self.plain, pieces, strict=True)
+        return [Plain(piece.dense()) if plain and not isinstance(piece, Plain) else piece for plain, piece in pairs]
 
-    def _entries(self, rows: Tensor, like: Sequence[Piece]) -> list[Piece]:
-        return [part.entries(rows, piece) for part, piece in zip(self.parts, like, strict=True)]
+    def _entries(self, rows: Tensor, like: Sequence[Piece]) -> Sequence[Piece]:
+        """Return the stored gradients of the samples `rows` [m, b]; `like` brings the input where that is the data.
 
-    def _store(self, rows: Tensor, new: Sequence[Piece], g: PerSample) -> None:  # noqa: ARG002 - see RoundedTable
-        for part, piece in zip(self.parts, new, strict=True):
-            part.store(rows, piece)
+        δ carries the scale.
+        """
+        scale = None if self.scale is None else gather(self.scale, rows)
+        entries = []
+        for part, piece in zip(self.parts, like, strict=True):
+            factors = piece.factors()
+            found = {n: gather(a, rows, factors[n], scale if n == "delta" else None) for n, a in part.items()}
+            entries.append(replace(piece, **found))
+        return entries
 
-    def _towards(self, old: Sequence[Piece], new: Sequence[Piece], C: float) -> list[Piece]:
+    def _store(self, rows: Tensor, new: Sequence[Piece], g: PerSample) -> None:
+        """Replace the stored gradients of the samples `rows`."""
+        if self.scale is None:
+            for part, piece in zip(self.parts, new, strict=True):
+                for name, factor in piece.factors().items():
+                    scatter(part[name], rows, factor)
+            return
+        if g.unclipped is None or g.factor is None:
+            raise TypeError("a rounded table takes gradients that were prepared, and clipped after that")
+        scatter(self.scale, rows, g.factor)
+        for part, factors in zip(self.parts, g.unclipped, strict=True):
+            for name, factor in factors.items():
+                put(part[name], rows, factor, g.factor)
+
+    def _towards(self, old: Sequence[Piece], new: Sequence[Piece], C: float) -> Sequence[Piece]:
         """Return t_j + clip(g_j − t_j, C) as it can be kept, back in the ball of radius G if rounding left it."""
-        c = [combined(n, o, -1) for n, o in zip(new, old, strict=True)]
+        c = [_minus(n, o) for n, o in zip(new, old, strict=True)]
         clip_pieces_(c, C)
-        moved = [combined(o, d, 1) for o, d in zip(old, c, strict=True)]
+        moved = [replace(o, delta=o.delta + d.delta) for o, d in zip(old, c, strict=True)]
         clip_pieces_(moved, self.clip)
-        return [_rounded(piece, part) for part, piece in zip(self.parts, moved, strict=True)]
+        return self._rounded(moved)
+
+    def _rounded(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
+        """Return the pieces with their numbers rounded to what can be kept of them."""
+        return [
+            replace(piece, **{name: rounded(f, part[name].dtype) for name, f in piece.factors().items()})
+            for part, piece in zip(self.parts, pieces, strict=True)
+        ]
 
     def keep_within(self, radius: float, rows: Tensor, gradients: Gradients) -> Tensor:
         """Let entries of the samples `rows` [m, b] outside the ball of `radius` count as 0; return Σ_j t_j, [m, d]."""
@@ -156,61 +174,18 @@ class Table:
                 clear(a, rows.where(~inside, a.shape[1] - 1))
         return self._sum(self._entries(rows, like), g)
 
-    def arrays(self) -> dict[str, Tensor]:
+    def arrays(self) -> Factors:
         """Return everything a checkpoint must keep, by name."""
-        kept = {f"{i}.{name}": a for i, part in enumerate(self.parts) for name, a in part.arrays.items()}
-        return kept | {"mean": self.mean}
+        kept = {f"{i}.{name}": a for i, part in enumerate(self.parts) for name, a in part.items()}
+        return kept | {"mean": self.mean} | ({} if self.scale is None else {"scale": self.scale})
 
 
-class RoundedTable(Table):
-    """A table of factors in fewer bits, with one `scale` [m, rows] for each entry.
-
-    Guarantee: an entry is scale · (its rounded factors), and that *is* the sample's gradient: it enters the estimator,
-    and the mean moves by stored-new minus stored-old. The scale is the clip's factor for the rounded gradient, so it
-    stays in the ball of radius G (privacy.md, "Clipping").
-
-    Assumes: gradients are `prepared` before they are clipped; others are not taken.
-    """
-
-    def __init__(self, parts: Sequence[Part], mean: Tensor, clip: float, scale: Tensor) -> None:
-        super().__init__(parts, mean, clip)
-        self.scale = scale
-
-    def prepared(self, g: PerSample) -> PerSample:
-        """Round the gradients to what can be kept of them."""
-        return _Rounded([_rounded(piece, part) for piece, part in zip(self._like_parts(g), self.parts, strict=True)])
-
-    def _subtracted(self, piece: Piece, g: PerSample) -> bool:  # noqa: ARG002 - whichever they are
-        """Such tables are large, and to subtract plain gradients is to go through all of them once more."""
-        return linear(piece) and not isinstance(piece, Plain)
-
-    def _entries(self, rows: Tensor, like: Sequence[Piece]) -> list[Piece]:
-        scale = gather(self.scale, rows)
-        return [part.entries(rows, piece, scale) for part, piece in zip(self.parts, like, strict=True)]
-
-    def _store(self, rows: Tensor, new: Sequence[Piece], g: PerSample) -> None:  # noqa: ARG002 - those are clipped
-        if not isinstance(g, _Rounded) or g.factor is None:
-            raise TypeError("a rounded table takes gradients that were prepared, and clipped after that")
-        scatter(self.scale, rows, g.factor)
-        for part, factors in zip(self.parts, g.unclipped, strict=True):
-            for name, factor in factors.items():
-                put(part.arrays[name], rows, factor, g.factor)
-
-    def arrays(self) -> dict[str, Tensor]:
-        """Return the scales too."""
-        return super().arrays() | {"scale": self.scale}
+def _minus(new: Piece, old: Piece) -> Piece:
+    return replace(new, delta=new.delta - old.delta)
 
 
-class _Rounded(PerSample):
-    """Gradients whose factors were rounded as a table keeps them; `unclipped` are those, whatever the clip does."""
-
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        super().__init__(pieces)
-        self.unclipped = [piece.factors() for piece in pieces]
-
-
-def _rounded(piece: Piece, part: Part) -> Piece:
-    return piece.with_factors({name: rounded(f, part.arrays[name].dtype) for name, f in piece.factors().items()})
+def _kept(factor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    return (dtype or factor.dtype) if factor.is_floating_point() else torch.int32
 
 
 def make_table(
@@ -228,29 +203,24 @@ def make_table(
     layer's input never changes; other layers then keep plain gradients (architecture.md, "Fast by construction").
     `dtype` is what numbers are rounded to, the gradients' own if None.
     """
+    if dtype is not None and difference_clip is not None:
+        raise ValueError("a rounded entry may move by more than the difference clip")
     whole: Sequence[Piece] = [Plain(example.dense())] if kind == "dense" else example.pieces
     pieces = [piece if _worth_factors(piece, difference_clip) else Plain(piece.dense()) for piece in whole]
-    like = next(iter(pieces[0].factors().values()))
-    mean = like.new_zeros(example.models, example.dim, dtype=torch.float64)
-    if dtype is not None and difference_clip is not None:
-        raise Refused(
-            f"algorithm.table_dtype = '{str(dtype).removeprefix('torch.')}' with algorithm.difference_clip",
-            "leave one of them out: a rounded entry may move by more than the difference clip",
-        )
-    where = _place(pieces, example.models, samples, dtype)
-    parts = [Part(piece, samples + 1, where, dtype) for piece in pieces]
-    if dtype is not None and dtype != like.dtype:
-        return RoundedTable(parts, mean, clip, like.new_zeros(example.models, samples + 1))
-    return Table(parts, mean, clip, difference_clip)
+    return Table(pieces, samples, clip, difference_clip, dtype)
 
 
-def _place(pieces: Sequence[Piece], models: int, samples: int, dtype: torch.dtype | None) -> torch.device:
+def _worth_factors(piece: Piece, difference_clip: float | None) -> bool:
+    return kept_numbers(piece) < piece.size and (difference_clip is None or linear(piece))
+
+
+def _place(pieces: Sequence[Piece], samples: int, dtype: torch.dtype | None) -> torch.device:
     """Return where the table lies, by its size."""
+    first = pieces[0].delta
     kept = [f for piece in pieces for f in piece.factors().values()]
-    numbers = sum(f[0, 0].numel() for f in kept)
     entry = sum(f[0, 0].numel() * _kept(f, dtype).itemsize for f in kept)
-    words = f"{models} × {samples:,} entries of {numbers:,} numbers"
-    return place(models * (samples + 1) * entry, words, kept[0].device)
+    words = f"{len(first)} × {samples:,} entries of {sum(map(kept_numbers, pieces)):,} numbers"
+    return place(len(first) * (samples + 1) * entry, words, first.device)
 
 
 def fill(table: Table, gradients: Gradients, samples: Tensor, *, rows: int, chunk: int) -> None:
@@ -285,8 +255,3 @@ def _every(samples: Tensor, rows: int, chunk: int) -> Iterator[Tensor]:
     for start in range(0, rows, chunk):
         index = torch.arange(start, start + chunk, device=samples.device).clamp(max=rows).expand(len(samples), chunk)
         yield index.where(index < samples[:, None], rows)
-
-
-def _worth_factors(piece: Piece, difference_clip: float | None) -> bool:
-    smaller = sum(f[0, 0].numel() for f in piece.factors().values()) < piece.size
-    return smaller and (difference_clip is None or linear(piece))

@@ -1,0 +1,253 @@
+"""`account` and `calibrate`: the ε of a noise, and the noise of an ε. One implementation; no data are needed."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from privsgp import later, plugins
+from privsgp.accounting.shown import up
+from privsgp.cli_data import Json, note, one_of
+from privsgp.errors import Refused
+from privsgp.files import finite
+from privsgp.report.terminal import show, show_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from privsgp.accounting.mechanisms import Accountant, Mechanism, Relation, Saga
+    from privsgp.accounting.pairwise import Sharing
+
+SHARING = ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd")  # methods in whose steps shared noise cancels
+
+Clip = Annotated[float, typer.Option(help="G, the norm of one sample's clipped gradient.")]
+C2 = Annotated[float, typer.Option(help="c₂ of the published formula.")]
+AccountantOption = Annotated[str, typer.Option(help="certified, or published (the formula of the algorithm's paper)")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands: each is `_count` without the options of the other."""
+    account, calibrate = {"sigma", "own_sigma", "pair_sigma"}, {"epsilon", "pair_ratio"}
+    app.command("account", help="Compute ε for a given noise level. No data needed.")(_without(calibrate))
+    app.command("calibrate", help="Compute the noise that a budget needs. No data needed.")(_without(account))
+
+
+def _without(others: set[str]) -> Callable[..., None]:
+    signature = inspect.signature(_count, eval_str=True)
+
+    @functools.wraps(_count)
+    def command(**given: Any) -> None:  # noqa: ANN401 - typer's own
+        _count(**given)
+
+    kept = [parameter for name, parameter in signature.parameters.items() if name not in others]
+    kept = [one.replace(default=one.empty) if one.name == "epsilon" else one for one in kept]  # a budget is needed
+    vars(command)["__signature__"] = signature.replace(parameters=kept)
+    return command
+
+
+def _count(
+    *,
+    samples: Annotated[int, typer.Option(help="J, the node's number of samples.")],
+    batch: Annotated[float, typer.Option(help="b, the expected batch.")],
+    steps: Annotated[int, typer.Option(help="K, the number of releases.")],
+    sigma: Annotated[
+        float | None, typer.Option(help="Noise per coordinate of the averaged gradient; of pairwise noise its worth.")
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="ε, the budget.")] = None,
+    algorithm: Annotated[
+        str, typer.Option(help="privsgp-vr, privsgp, dp2-sgd, …: any that adds noise.")
+    ] = "privsgp-vr",
+    clip: Clip = 1.0,
+    delta: Annotated[float, typer.Option(help="δ")] = 1e-5,
+    difference_clip: Annotated[
+        float | None, typer.Option(help="C of clipped differences; default: they are not clipped.")
+    ] = None,
+    difference_scale: Annotated[
+        str | None, typer.Option(help="θ, or auto as in training; default: the paper's, 1.")
+    ] = None,
+    period: Annotated[
+        int | None, typer.Option(help="Releases from one anchor to the next (ldp-svrg, ldp-spider); default 10.")
+    ] = None,
+    alpha: Annotated[float | None, typer.Option(help="α of dp-srm; default 0.1.")] = None,
+    aggregated: Annotated[
+        int, typer.Option(help="Nodes whose messages are only seen as a sum (dp-srm); 1: every message is seen.")
+    ] = 1,
+    sampling: Annotated[str, typer.Option(help="poisson or fixed")] = "poisson",
+    relation: Annotated[str, typer.Option(help="zero-out or replace-one")] = "zero-out",
+    accountant: AccountantOption = "certified",
+    c2: C2 = 0.3724,
+    kappa: Annotated[
+        float, typer.Option(help="κ, the slack of the arithmetic; runs count with 2⁻¹² or more in float32.")
+    ] = 0.0,
+    coordinates: Annotated[
+        int, typer.Option(help="d, the length of a message: counts what computed noise costs; 0 takes noise as ideal.")
+    ] = 0,
+    noise: Annotated[str, typer.Option(help="independent, or pairwise: shared by pairs of nodes")] = "independent",
+    nodes: Annotated[int | None, typer.Option(help="n, of pairwise noise.")] = None,
+    honest: Annotated[
+        int | None, typer.Option(help="h: nodes that are honest, oneself included; default: 3n/4.")
+    ] = None,
+    own_sigma: Annotated[float | None, typer.Option(help="Pairwise noise: a node's own, in place of --sigma.")] = None,
+    pair_sigma: Annotated[float | None, typer.Option(help="Pairwise noise: that of each pair.")] = None,
+    pair_ratio: Annotated[float | None, typer.Option(help="ρ of pairwise noise; default 2.")] = None,
+    as_json: Json = False,
+) -> None:
+    from privsgp.accounting import accountant as accountants
+    from privsgp.accounting import calibration
+    from privsgp.accounting.counting import count
+    from privsgp.accounting.mechanisms import Shared, nominal
+
+    one_of("relation", relation, ("zero-out", "replace-one"))
+    kind, related, ratio = known_accountant(accountant), cast("Relation", relation), pair_ratio or 2.0
+    sharing = _sharing(noise, algorithm, accountant, nodes, honest)
+    covariance = None if epsilon is not None or sharing is None else sharing.given(own_sigma, pair_sigma)
+    if epsilon is None and (sigma is None) == (covariance is None):
+        what = "no --sigma" if sigma is None else f"--sigma {sigma:g} with --noise pairwise"
+        raise Refused(what, "give --sigma, or for --noise pairwise --own-sigma and --pair-sigma")
+    at = sigma if sharing is None or covariance is None else covariance.effective(sharing.honest)[0]
+
+    def auto(saga: Saga) -> float:
+        shared = None if sharing is None else covariance or sharing.solved(1.0, ratio)
+        left = 1.0 if shared is None else shared.left([at or 1.0] * shared.graph.nodes)
+        if nominal(kind):
+            return 1.0
+        if epsilon is None:
+            return calibration.largest_at(saga, steps, delta, related, left)
+        return calibration.largest(saga, steps, epsilon, delta, related, left)
+
+    own = {"difference_clip": difference_clip, "period": period, "alpha": alpha}
+    bare = _mechanism(algorithm, at or 0.0, clip, batch, samples, sampling, kappa, aggregated, **own)
+    mechanism = _scaled(bare, algorithm, difference_scale, auto).changed(coordinates=coordinates)
+    if epsilon is not None:
+        counting = count(kind, related, algorithm, steps, c2)
+        whole = mechanism if sharing is None else Shared(mechanism, sharing.honest, sharing.graph.partners)
+        sigma = counting.sigma(whole, steps, epsilon, delta)
+        mechanism = mechanism.with_sigma(sigma)
+        covariance = None if sharing is None else sharing.solved(sigma, ratio)
+    if sharing is not None and covariance is not None:
+        mechanism = sharing.counted(mechanism, covariance)
+    spent = accountants.epsilon(mechanism, steps, delta, related)
+
+    answer: dict[str, Any] = {} if epsilon is None else {"sigma": sigma, "epsilon": None, "target_epsilon": epsilon}
+    answer |= {"epsilon": finite(spent.epsilon), "delta": spent.delta, "relation": spent.relation, "accountant": kind}
+    answer["rdp_epsilon"] = finite(spent.rdp_epsilon)
+    if nominal(kind):
+        claimed = epsilon or plugins.formula(kind).epsilon(mechanism, steps, delta, c2, algorithm)
+        answer |= {"epsilon": finite(claimed), "certified_epsilon": answer["epsilon"], "c2": c2}
+    if difference_scale is not None and mechanism.weighted is not None:
+        answer["difference_scale"] = mechanism.weighted.difference_scale
+    if sharing is not None and covariance is not None and mechanism.shared is not None:
+        answer |= sharing.told(covariance, mechanism.shared, steps, delta, related)
+    _show(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json)
+
+
+def _trust(algorithm: str, aggregated: int) -> dict[str, str]:
+    """Tell whom the ε of dp-srm holds against, and how to get what `train` counts, which knows the number of nodes."""
+    if algorithm != "dp-srm":
+        return {}
+    if aggregated == 1:
+        note("every message is seen here; train takes secure aggregation, which --aggregated NODES counts")
+    return {"trust": "secure aggregation" if aggregated > 1 else "per-node"}
+
+
+def _show(answer: dict[str, Any], assumptions: tuple[str, ...], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(answer))
+        return
+    words = {"curve": "epsilon by honest nodes"}
+    show("privacy", [(words.get(key, key), _digits(key, value)) for key, value in answer.items()])
+    show_lines(assumptions)
+
+
+def _scaled(mechanism: Mechanism, algorithm: str, given: str | None, auto: Callable[[Saga], float]) -> Mechanism:
+    """Return the mechanism with the θ that was given; `auto` tells what training would take."""
+    if given is None:
+        return mechanism
+    if (saga := mechanism.weighted) is None:
+        raise Refused(f"--difference-scale {given} with --algorithm {algorithm}", "leave it out")
+    try:
+        return replace(saga, difference_scale=auto(saga) if given == "auto" else float(given))
+    except ValueError as error:
+        if isinstance(error, Refused):
+            raise
+        raise Refused(f"--difference-scale {given}", "take a weight in (0, 1], or auto") from None
+
+
+def _mechanism(
+    name: str,
+    sigma: float,
+    clip: float,
+    batch: float,
+    samples: int,
+    sampling: str,
+    kappa: float,
+    aggregated: int = 1,
+    **own: float | None,
+) -> Mechanism:
+    """Build what a method declares, with those values of its own that were given."""
+    from pydantic import ValidationError
+
+    with later.package("torch"):  # which takes longer than the accounting
+        from privsgp.algorithms import ALGORITHMS, Settings
+        from privsgp.outside import fault
+
+    one_of("sampling", sampling, ("poisson", "fixed"))
+    if name not in ALGORITHMS or not ALGORITHMS[name].private:
+        one_of("algorithm", name, [name for name, algorithm in ALGORITHMS.items() if algorithm.private])
+    algorithm = ALGORITHMS[name]
+    given = {key: value for key, value in own.items() if value is not None}
+    summed = "secure aggregation" in algorithm.trusts
+    unused = [key for key in given if key not in algorithm.Options.model_fields]
+    if unused or (aggregated != 1 and not summed):
+        option, value = (unused[0].replace("_", "-"), given[unused[0]]) if unused else ("aggregated", aggregated)
+        raise Refused(f"--{option} {value:g} with --algorithm {name}", "leave it out")
+    try:
+        options = algorithm.Options(**given)
+    except ValidationError as error:
+        raise Refused(f"--algorithm {name}: {fault(error)}", "take a value that run.toml takes") from error
+    trust: Any = "secure aggregation" if aggregated > 1 else "per-node"
+    chosen: Any = sampling
+    settings = Settings(clip=clip, sampling=chosen, batch=batch, nodes=aggregated, trust=trust, options=options)
+    return algorithm.mechanism(settings, sigma=sigma, batch=batch, samples=samples, kappa=kappa)
+
+
+def _sharing(noise: str, algorithm: str, accountant: str, nodes: int | None, honest: int | None) -> Sharing | None:
+    """Return who shares noise; None where it is independent."""
+    from privsgp.accounting.pairwise import Sharing
+
+    one_of("noise", noise, ("independent", "pairwise"))
+    given = {"--nodes": nodes, "--honest": honest}
+    if noise == "independent":
+        if unused := [f"{key} {value}" for key, value in given.items() if value is not None]:
+            raise Refused(f"{unused[0]} with independent noise", "leave it out, or take --noise pairwise")
+        return None
+    if nodes is None:
+        raise Refused("--noise pairwise without --nodes", "say how many nodes share noise")
+    if algorithm not in SHARING or accountant != "certified":
+        raise Refused(
+            f"--noise pairwise with --algorithm {algorithm} and --accountant {accountant}",
+            f"take one of {', '.join(SHARING)}, and certified",
+        )
+    return Sharing.among(nodes, honest)
+
+
+def known_accountant(name: str) -> Accountant:
+    """Return the name of an accountant; refuse any other."""
+    from privsgp.accounting.mechanisms import ACCOUNTANTS
+
+    one_of("accountant", name, ACCOUNTANTS)
+    return cast("Accountant", name)
+
+
+def _digits(key: str, value: object) -> str:
+    """Write an answer's value, numbers with six digits; ε, δ and σ are rounded up, so that none promises more."""
+    if key == "curve" and isinstance(value, list):  # ε by how many nodes are honest
+        return ", ".join(f"{honest}: {_digits('epsilon', epsilon)}" for honest, epsilon in value)
+    if not isinstance(value, float):
+        return "no finite bound" if value is None else str(value)
+    return up(value, 6) if any(word in key for word in ("epsilon", "delta", "sigma")) else f"{value:.6g}"
