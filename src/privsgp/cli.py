@@ -217,22 +217,20 @@ def plan(
 
         with doing("reading the data", quiet=as_json) as say:
             made = planning.plan(settings, data_dir, say=say)
-            found = made.as_json() | {"rehearsal_metrics": made.metrics}
-        tell(found, show_plan, made, as_json=as_json)
+        tell(made.as_json(), show_plan, made, as_json=as_json)
     elif samples is None or dim is None or epsilon is None or smoothness is None:
         raise Refused("no run.toml, and not all of --samples, --dim, --epsilon, --smoothness", "give one or the other")
     else:
         from privsgp import graph as graphs
         from privsgp.accounting.mechanisms import nominal
-        from privsgp.planner import settle as planning
-        from privsgp.planner.theorems import Constants
+        from privsgp.planner.theorems import Constants, from_constants
 
         constants = Constants(smoothness, gap, heterogeneity, norm)
-        formula = planning.from_constants(
+        found = from_constants(
             constants, graphs.make(network, nodes), dim, clip, samples=samples, batch=batch, budget=(epsilon, delta),
             published_c2=c2 if nominal(known_accountant(accountant)) else None,
         )  # fmt: skip
-        tell(formula.as_json(), show_formula, formula, as_json=as_json)
+        tell(found, show_formula, found, as_json=as_json)
 
 
 @app.command()

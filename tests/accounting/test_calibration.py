@@ -93,5 +93,10 @@ def test_a_clip_of_g_doubles_the_weight_that_is_affordable():
 def test_what_a_weight_costs_is_what_it_was_chosen_for():
     one = Saga(sigma=0.0, clip=1.0, batch=1, samples=1200, difference_clip=1.0)
     scaled = dataclasses.replace(one, difference_scale=calibration.largest(one, 250, 1.0, 1e-5))
-    assert calibration.cost(scaled, 250, 1.0, 1e-5) == pytest.approx(calibration.affordable(one, 250), rel=0.05)
-    assert calibration.cost(scaled, 250, 0.3, 1e-5) < 0.9 * calibration.cost(scaled, 250, 1.0, 1e-5)
+
+    def cost(epsilon):
+        rough = calibration.rough_sigma(scaled, 250, epsilon, 1e-5, "zero-out")
+        return rough / calibration.gaussian_sigma(scaled, 250, epsilon, 1e-5)
+
+    assert cost(1.0) == pytest.approx(calibration.affordable(one, 250), rel=0.05)
+    assert cost(0.3) < 0.9 * cost(1.0)

@@ -76,6 +76,7 @@ def test_unequal_copies_do_not_hide_whose_records_they_are():
     assert in_common(OWN, [own])
     assert in_common(own[:-1], [own])
     assert in_common(np.concatenate([own, own]), [own])
+    assert in_common(np.concatenate([own, own, OTHER[:1]]), [own])
 
 
 BLANK = np.zeros(600, np.uint64)

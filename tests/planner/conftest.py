@@ -8,9 +8,9 @@ from privsgp import graph as graphs
 from privsgp import models
 from privsgp.algorithms import Settings
 from privsgp.planner import stand_in
-from privsgp.planner.choose import Method, Network, best, planner
-from privsgp.planner.estimates import Source
-from privsgp.planner.record import Plan
+from privsgp.planner.choose import best, planner
+from privsgp.planner.noise import Method, Network
+from privsgp.planner.record import Plan, Source
 from privsgp.planner.rehearsal import Rehearsal
 
 

@@ -7,8 +7,9 @@ import pytest
 from privsgp.accounting import calibration
 from privsgp.accounting.pairwise import NoiseGraph, Sharing
 from privsgp.algorithms import Settings
-from privsgp.algorithms.saga import SagaOptions, TableOptions
-from privsgp.planner.choose import LENGTHS, Choice, Method, Network, NoiseNeeded, best, methods
+from privsgp.algorithms.saga import SagaOptions
+from privsgp.planner.choose import LENGTHS, Choice, best, methods
+from privsgp.planner.noise import Method, Network, NoiseNeeded
 from privsgp.research import published
 
 PRIVSGP, SAG = Method("privsgp", Settings()), Method("privsgp-sag", Settings())
@@ -86,13 +87,6 @@ def test_spare_releases():
     assert Network([1], [(1.0, 1e-5)], spare=0.02).releases(1000) == 1020
 
 
-@pytest.mark.parametrize("accountant", ["certified", "published"])
-def test_a_plan_has_one_sigma_also_between_the_powers_of_four(accountant):
-    network = Network([200] * 4, [(2.0, 1e-5)] * 4, accountant=accountant)
-    noise = NoiseNeeded(network, Method("privsgp", Settings()), 20.0)
-    assert noise.at(2048) == pytest.approx(noise.each(2048)[0], rel=1e-4)
-
-
 SCALED = Method("privsgp-vr", Settings(options=SagaOptions()))
 
 
@@ -101,7 +95,7 @@ def test_scaled_differences_cost_what_training_will_calibrate(small_planner):
     assert SCALED.scaled
     scale = noise.scale(300)
     assert 0.02 < scale < 1
-    mechanism = SCALED.weighted(scale).mechanism(5.0 * 200 / 250, 200)
+    mechanism = SCALED.changed(difference_scale=scale).mechanism(5.0 * 200 / 250, 200)
     assert mechanism.difference_scale == scale
     for i, (epsilon, J) in ((0, (1.0, 200)), (3, (2.0, 400))):
         own = replace(mechanism, batch=5.0 * J / 250, samples=J)
@@ -118,7 +112,7 @@ def test_scaled_differences_where_noise_is_shared(small_planner):
     apart, noise = (NoiseNeeded(network, SCALED, 5.0) for network in (alone, shared))
     scale = noise.scale(300)
     assert apart.scale(300) < scale < 1
-    mechanism = SCALED.weighted(scale).mechanism(5.0 * 200 / 250, 200)
+    mechanism = SCALED.changed(difference_scale=scale).mechanism(5.0 * 200 / 250, 200)
     assert apart.each(300)[3] < noise.each(300)[3]
     for i, (epsilon, J) in ((0, (1.0, 200)), (3, (2.0, 400))):
         own = replace(mechanism, batch=5.0 * J / 250, samples=J)
@@ -137,19 +131,12 @@ def test_what_is_rehearsed_has_the_weight_of_the_run(small_planner):
     assert spec.settings.difference_scale == noise.scale(300)
     often = replace(spec, visits=1000.0)  # at every coarse step: SAG's weight there is 1
     for one, weight in ((spec, noise.scale(300)), (often, 1.0)):
-        (mechanism,) = small_planner.rehearsal._block(one, [(1.0, 0)], 64, None).mechanisms
+        (mechanism,) = small_planner.rehearsal._block(one, 1.0, 64, [0], None).mechanisms
         assert mechanism.difference_scale == pytest.approx(max(weight, mechanism.rate))
 
 
 def test_a_weight_has_a_label():
     assert SCALED.label == "privsgp-vr, scaled differences"
-    assert SCALED.weighted(0.3).label == "privsgp-vr, differences times 0.3"
-    assert SCALED.weighted(1.0).label == "privsgp-vr"
-    assert PRIVSGP.weighted(0.3).label == "privsgp"
-
-
-def test_a_table_of_zeros_takes_no_evaluations():
-    assert SAG.fills_a_table
-    assert SCALED.fills_a_table
-    assert not PRIVSGP.fills_a_table
-    assert not Method("privsgp-sag", Settings(options=TableOptions(table_init="zeros"))).fills_a_table
+    assert SCALED.changed(difference_scale=0.3).label == "privsgp-vr, differences times 0.3"
+    assert SCALED.changed(difference_scale=1.0).label == "privsgp-vr"
+    assert PRIVSGP.changed(difference_scale=0.3).label == "privsgp"

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
-from privsgp import models
-from privsgp.planner.estimates import constants
+from privsgp.planner.choose import constants
 from privsgp.planner.rehearsal import Rehearsal
-from privsgp.planner.stand_in import Samples, make
+from privsgp.planner.stand_in import Samples
 
 
 def quadratic(curvature):
@@ -30,12 +27,3 @@ def test_the_constants_of_a_quadratic():
 
 def test_the_clip_bounds_what_is_found():
     assert constants(quadratic(0.7), clip=0.1, distance=1.0, samples=20).heterogeneity <= 0.1**2 / 20 + 1e-9
-
-
-def test_a_partition_by_label_is_worse_than_an_even_one():
-    samples = make((16,), 4, samples=256)
-    model = models.make("logistic", input_shape=(16,), outputs=4, seed=0)
-    rehearsal = Rehearsal(model, models.per_sample("cross-entropy"), None, samples)
-    even, skewed = (constants(rehearsal, 1.0, 5.0, 100, skewed=s) for s in (False, True))
-    assert skewed.heterogeneity > 5 * even.heterogeneity
-    assert even.gap == pytest.approx(math.log(4), rel=0.3)

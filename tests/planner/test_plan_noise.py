@@ -14,9 +14,8 @@ from privsgp.accounting.pairwise import NoiseGraph, Sharing, solve
 from privsgp.algorithms import Block, Drawn, Exchange, PrivSGP, Randomness, Settings, State
 from privsgp.engine.drive import drive
 from privsgp.planner import stand_in
-from privsgp.planner.choose import Network
+from privsgp.planner.noise import Network
 from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
-from privsgp.planner.theorems import response
 
 STEPS, GAMMA, SIGMA = 60, 0.5, 0.05
 
@@ -58,7 +57,7 @@ def run(rehearsal, graph, sigmas):
         def sample(self, _k):
             return [Drawn(torch.arange(rows).expand(n, -1), torch.rand(n, rows, generator=coins) < 0.5)]
 
-        def noise(self, _k, g, _nodes):
+        def noise(self, _k, g, _node=None):
             g.add_(torch.randn(g.shape, generator=noise) * torch.tensor(sigmas)[:, None])
 
     block = Block(
@@ -85,7 +84,7 @@ def test_predicted_noise_is_within_ten_percent_of_measured(rehearsal, name, node
     measured = float((x_noisy - x_quiet).square().mean())
     plain = STEPS * GAMMA**2 * sum(s**2 for s in sigmas) / nodes**2
     kappa = math.sqrt(sum(s**2 for s in sigmas)) / nodes / math.sqrt(STEPS)
-    left = response(rehearsal, RehearsalSpec("privsgp", Settings(), kappa, STEPS / 2), GAMMA * STEPS)
+    left = rehearsal.moved(RehearsalSpec("privsgp", Settings(), kappa, STEPS / 2), GAMMA * STEPS)
     assert left * plain == pytest.approx(measured, rel=0.1)
 
 
@@ -110,9 +109,7 @@ def test_curvature_pulls_noise_back():
     torch.nn.init.zeros_(model.weight)
     torch.nn.init.zeros_(model.bias)
     rehearsal = Rehearsal(model, lambda out, _y: out.square().sum(-1) / 2, None, samples)
-    left = response(
-        rehearsal, RehearsalSpec("privsgp", Settings(clip=1e6), 0.1, 1e9), distance=6.4
-    )  # γ = 0.1, 64 steps
+    left = rehearsal.moved(RehearsalSpec("privsgp", Settings(clip=1e6), 0.1, 1e9), 6.4)  # γ = 0.1, 64 steps
     expected = (1 + sum(0.9 ** (2 * k) for k in range(64)) / 64) / 2  # weights see inputs of 0, biases curvature 1
     assert left == pytest.approx(expected, rel=0.05)
     assert np.isfinite(left)

@@ -7,9 +7,10 @@ import types
 import pytest
 
 from privsgp import graph as graphs
-from privsgp.planner import shown
-from privsgp.planner.settle import from_constants
-from privsgp.planner.theorems import Constants
+from privsgp.accounting import calibration
+from privsgp.accounting.mechanisms import Saga
+from privsgp.planner.record import bytes_sent_per_node
+from privsgp.planner.theorems import Constants, bound, formula_rows, from_constants
 from privsgp.report import page
 
 RESNET = Constants(25, 2.8, 500_000, 780_000)
@@ -21,7 +22,7 @@ def resnet(**changes):
 
 
 def test_the_papers_plan():
-    found = resnet().as_json()
+    found = resnet()
     assert found["steps"] == 3120
     assert found["sigma"] == pytest.approx(0.2259, abs=5e-5)
     assert found["bound"] == pytest.approx(3.061e6, rel=1e-3)
@@ -31,18 +32,22 @@ def test_the_papers_plan():
 
 
 def test_the_certified_minimum_is_a_minimum():
-    formula = resnet(published_c2=None, batch=625.0, budget=(3.0, 1e-5))
-    at = formula.steps
-    assert formula.bound(at) <= min(formula.bound(at * 0.8), formula.bound(at * 1.25))
-    assert formula.noise.common(at) > 0
+    found = resnet(published_c2=None, batch=625.0)
+    assert found["sigma"] > 0
+
+    def value(K):
+        sigma = calibration.sigma(Saga(sigma=0.0, clip=10.0, batch=625.0, samples=3125), K, 3.0, 1e-5)
+        return bound(RESNET, 16, 11_173_962, K, [sigma**2] * 16)
+
+    assert found["bound"] == pytest.approx(value(found["steps"]), rel=0.02)
+    assert found["bound"] <= min(value(found["steps"] // 2), value(found["steps"] * 2))
 
 
 def test_a_complete_graph_has_no_k_hat():
     formula = from_constants(
         RESNET, graphs.make("complete", 4), 10, 1.0, samples=50, batch=1.0, budget=(1.0, 1e-5), published_c2=0.4
     )
-    assert formula.log_least_steps == math.inf
-    assert formula.as_json()["least_steps_log10"] is None
+    assert formula["least_steps_log10"] is None
 
 
 def test_a_plan_is_plain_json(small_plan):
@@ -62,12 +67,12 @@ def test_predicted_deviation_of_the_average(small_plan):
 
 
 def test_the_table_of_a_plan(small_plan):
-    rows = dict(shown.plan_rows(small_plan))
+    rows = dict(small_plan.rows())
     assert rows["steps K*"] == str(small_plan.chosen.steps)
     assert "nothing was spent" in rows["score in rehearsal"]
     assert "…" in rows["noise σ"]
-    assert len(shown.method_rows(small_plan)) == 2
-    assert dict(shown.formula_rows(resnet()))["steps K*"].startswith("3120")
+    assert len(small_plan.method_rows()) == 2
+    assert dict(formula_rows(resnet()))["steps K*"].startswith("3120")
 
 
 def test_a_report_shows_what_was_planned(small_plan):
@@ -75,3 +80,8 @@ def test_a_report_shows_what_was_planned(small_plan):
     told = page._plan(types.SimpleNamespace(plan=found))
     assert found["why"] in told["said"]
     assert all(words in told["methods"] for words in (f"{small_plan.chosen.steps:,}", "privsgp-sag"))
+
+
+def test_bytes_of_one_peer_and_of_all():
+    assert bytes_sent_per_node(graphs.make("exponential", 16), 100, 10) == 10 * 408
+    assert bytes_sent_per_node(graphs.make("complete", 16), 100, 10) == 15 * 10 * 408

@@ -75,9 +75,9 @@ def test_rehearsals_are_let_go(uncollected):
     model = models.make("logistic", input_shape=(16,), outputs=4, seed=0)
     rehearsal = Rehearsal(model, models.per_sample("cross-entropy"), models.correct("cross-entropy"), samples)
     spec = RehearsalSpec("privsgp-sag", Settings(), 0.01, 4.0)
-    rehearsal.ends(spec, [(4.0, 0)], 3)
+    rehearsal.ends(spec, 4.0, 3)
     before = held()
-    rehearsal.ends(spec, [(4.0, 0)], 3)
+    rehearsal.ends(spec, 4.0, 3)
     assert held() - before < rehearsal.x0.nbytes
 
 

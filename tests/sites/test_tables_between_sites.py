@@ -125,20 +125,13 @@ def test_a_study_with_a_schema_is_proposed_without_any_data(hospitals, tmp_path)
     assert json.loads((tmp_path / "b.study").read_text())["config"]["data"]["schema"]["target"]["column"] == "back"
 
 
-@pytest.mark.parametrize("folder", [False, True])
-def test_own_records_as_the_test_set_of_another_file_are_own_records(three, tmp_path, folder):
+def test_own_records_as_the_test_set_of_another_file_are_own_records(three, tmp_path):
     """Of test data with a test set of their own, that is what the model is tried on."""
     with np.load(three.files[0]) as own:
         mine, other = {"x": own["x"], "y": own["y"]}, {"x": own["x_test"], "y": own["y_test"]}
     for name, x in (("own", mine), ("fine", other)):
-        arrays = other | {f"{key}_test": value for key, value in x.items()}
-        if folder:
-            (tmp_path / name).mkdir()
-            for key, value in arrays.items():
-                np.save(tmp_path / name / f"{key}.npy", value)
-        else:
-            np.savez(tmp_path / f"{name}.npz", **arrays)
-    own, fine = (tmp_path / (name if folder else f"{name}.npz") for name in ("own", "fine"))
+        np.savez(tmp_path / f"{name}.npz", **other | {f"{key}_test": value for key, value in x.items()})
+    own, fine = tmp_path / "own.npz", tmp_path / "fine.npz"
     with pytest.raises(Refused, match="or half of its records are"):
         bring(three.agreement.config, three.files[0], own)
     assert len(bring(three.agreement.config, three.files[0], fine).y_test) == len(other["y"])

@@ -249,8 +249,6 @@ def hashes_in(path: Path, form: Form) -> Hashes:
 
 def same_file(one: Path, other: Path) -> bool:
     """Whether two names stand for one file, by whatever path, link or copy."""
-    if os.path.realpath(one) == os.path.realpath(other):
-        return True
     try:
         return one.samefile(other) or filecmp.cmp(one, other, shallow=False)
     except OSError:  # one of them is not there

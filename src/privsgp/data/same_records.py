@@ -49,18 +49,25 @@ def in_common(public: Array, owners: Sequence[Array]) -> bool:
     if not len(public) or not known:
         return False
     found = _counted(public)
-    return any(_half(found, _counted(own), len(own)) for own in (*known, np.concatenate(known)))
+    sides = ((found, _counted(own), len(own)) for own in (*known, np.concatenate(known)))
+    return any(_half(one, other, records) for mine, own, records in sides for one, other in zip(mine, own, strict=True))
 
 
-def _half(public: set[tuple[Any, int]], own: set[tuple[Any, int]], records: int) -> bool:
+def _half(public: set[tuple[Any, float]], own: set[tuple[Any, float]], records: int) -> bool:
     identify = len(own) >= _KINDS or len(own) == records
     return identify and 2 * len(public & own) >= min(len(public), len(own))
 
 
-def _counted(records: Array) -> set[tuple[Any, int]]:
-    """Return each different record, and how often it comes; a file that is repeated as a whole counts once."""
+def _counted(records: Array) -> list[set[tuple[Any, float]]]:
+    """Return each different record and how often it comes.
+
+    A file that was repeated as a whole counts as one, also beside other records: so counts are divided by what they
+    have in common, and for a second comparison by the count of most records, if there is one.
+    """
     values, counts = np.unique(records, return_counts=True)
-    return set(zip(values.tolist(), (counts // np.gcd.reduce(counts)).tolist(), strict=True))
+    common, usual = np.gcd.reduce(counts), np.sort(counts)[(len(counts) - 1) // 2]
+    units = common, usual if 2 * int((counts == usual).sum()) >= len(counts) else common
+    return [set(zip(values.tolist(), (counts / unit).tolist(), strict=True)) for unit in units]
 
 
 def hashes(x: Array, *, tokens: bool) -> Hashes:

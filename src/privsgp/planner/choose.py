@@ -10,158 +10,31 @@ messages. K is the smallest of a few lengths whose rehearsal is as good as the l
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from privsgp import plugins
-from privsgp.accounting import calibration
-from privsgp.accounting.calibration import gaussian_shift, relative_noise
-from privsgp.accounting.counting import C2
-from privsgp.accounting.mechanisms import Sag, SampledMean, nominal
-from privsgp.accounting.pairwise import solve
+import torch
+
+from privsgp.accounting.calibration import gaussian_shift, rough_sigma
+from privsgp.accounting.mechanisms import SampledMean, nominal
 from privsgp.algorithms import ALGORITHMS
-from privsgp.algorithms.saga import TableOptions
-from privsgp.algorithms.update_rule import node_weights
-from privsgp.planner import estimates, theorems
-from privsgp.planner.price import Price, common_budget
-from privsgp.planner.rehearsal import STEPS, TIE, Rehearsal, RehearsalSpec
-from privsgp.planner.theorems import response
+from privsgp.planner import theorems
+from privsgp.planner.noise import Method, Network, NoiseNeeded
+from privsgp.planner.rehearsal import TIE, Rehearsal, RehearsalSpec
+from privsgp.planner.theorems import Constants
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from privsgp.accounting.mechanisms import Accountant, Mechanism, Relation
-    from privsgp.accounting.pairwise import PairwiseCovariance, Sharing
+    from privsgp.accounting.mechanisms import Accountant
     from privsgp.algorithms import Settings
-    from privsgp.algorithms.update_rule import Weights
-    from privsgp.planner.theorems import Budget, Constants
 
 LENGTHS = (1024, 2048, 4096)  # K to choose from; on scikit-learn's digits accuracy still rises up to about 500
 NEARLY = 1.05  # noise this much above the least is not worth more steps
 SHORT = 16  # γ ≤ 1/(16L): short beside the curvature even where real data bends four times as much as the stand-in
 CHEAP = 1.02  # what drawing samples may cost in noise
-
-
-@dataclass(frozen=True)
-class Network:
-    """Who takes part and what each may spend; all of it public."""
-
-    samples: Sequence[int]
-    budgets: Sequence[Budget]
-    relation: Relation = "zero-out"
-    spare: float = 0.0
-    accountant: Accountant = "certified"
-    c2: float = C2
-    weighting: Weights = "equal"
-    sharing: Sharing | None = None  # who shares noise; None: nobody
-    pair_ratio: float = 2.0
-    sites: Sequence[str] = ()  # what people call the nodes
-
-    def named(self, node: int) -> str:
-        """What a node is called in a sentence."""
-        return f"node {node}" + (f" ({self.sites[node]})" if self.sites else "")
-
-    @cached_property
-    def noises(self) -> list[float]:
-        """What the nodes' σ_i are to each other."""
-        return relative_noise(self.budgets, self.samples)
-
-    @cached_property
-    def weights(self) -> list[float] | None:
-        """p_i, how much each node counts; None for all alike."""
-        return node_weights(self.weighting, self.samples, self.noises, shared=self.sharing is not None)
-
-    def covariance(self, sigmas: Sequence[float]) -> PairwiseCovariance | None:
-        """Return the shared noise that is worth σ_i to each node; None where noise is not shared."""
-        if self.sharing is None:
-            return None
-        return solve(sigmas, self.sharing.honest, self.pair_ratio, self.sharing.graph, self.weights)
-
-    @cached_property
-    def left(self) -> float:
-        """What sharing leaves of the noise of the average: 1 where noise is not shared."""
-        return 1.0 if (shared := self.covariance(self.noises)) is None else shared.left(self.noises)
-
-    @cached_property
-    def gain(self) -> float:
-        """The average's noise with nodes weighted by their noise, as a share of what it is when all count alike."""
-        if self.sharing is not None:
-            found = (replace(self, weighting=kind).covariance(self.noises) for kind in ("noise", "equal"))
-            weighted, alike = (1.0 if one is None else one.average_sigma for one in found)
-            return weighted / alike
-        return self.nodes / math.sqrt(math.fsum(v**-2 for v in self.noises) * math.fsum(v**2 for v in self.noises))
-
-    @property
-    def nominal(self) -> bool:
-        """Whether noise is the paper's."""
-        return nominal(self.accountant)
-
-    @property
-    def nodes(self) -> int:
-        """The paper's n."""
-        return len(self.samples)
-
-    @property
-    def mean_samples(self) -> float:
-        """J̄."""
-        return sum(self.samples) / self.nodes
-
-    @property
-    def delta(self) -> float:
-        """The smallest δ_i, to which the common budget is put."""
-        return min(delta for _, delta in self.budgets)
-
-    @cached_property
-    def epsilon(self) -> float:
-        """The ε that stands for all budgets (`common_budget`)."""
-        return common_budget(self.budgets, self.samples, self.delta, self.weights)
-
-    def releases(self, steps: int) -> int:
-        """Count the spare releases in."""
-        return steps + math.ceil(self.spare * steps)
-
-
-@dataclass(frozen=True)
-class Method:
-    """An algorithm with its settings."""
-
-    algorithm: str
-    settings: Settings
-
-    @property
-    def label(self) -> str:
-        """Tell methods apart in a table."""
-        if self.scaled:
-            return f"{self.algorithm}, scaled differences"
-        clip, scale = self.settings.difference_clip, self.settings.difference_scale
-        weight = f", differences times {scale:g}" if scale < 1 else ""
-        return self.algorithm + weight + ("" if clip is None else f", differences clipped to {clip:g}")
-
-    @property
-    def scaled(self) -> bool:
-        """Whether θ is "auto", and another one for every batch and K."""
-        return getattr(self.settings.options, "difference_scale", None) == "auto"
-
-    @property
-    def fills_a_table(self) -> bool:
-        """Whether a run begins with a gradient of every sample."""
-        own = self.settings.options or ALGORITHMS[self.algorithm].Options()
-        return isinstance(own, TableOptions) and own.table_init == "gradients"
-
-    def weighted(self, scale: float) -> Method:
-        """Return the method with a number for θ; as it is where it has no θ."""
-        options = ALGORITHMS[self.algorithm].Options
-        return replace(self, settings=self.settings.carried_to(options, difference_scale=scale))
-
-    def clipped(self, difference_clip: float | None) -> Method:
-        """Return the method with another clip of differences."""
-        options = ALGORITHMS[self.algorithm].Options
-        return replace(self, settings=self.settings.carried_to(options, difference_clip=difference_clip))
-
-    def mechanism(self, batch: float, samples: int) -> Mechanism:
-        """Return what one message of a node reveals, without its noise."""
-        return ALGORITHMS[self.algorithm].mechanism(self.settings, sigma=0.0, batch=batch, samples=samples, kappa=0.0)
+TRAJECTORY, SAMPLES = 16, 256  # steps along which L and b² are looked for, and samples that are looked at
 
 
 def methods(settings: Settings, accountant: Accountant, difference_clip: float | None = None) -> list[Method]:
@@ -172,97 +45,13 @@ def methods(settings: Settings, accountant: Accountant, difference_clip: float |
     Where rehearsals cannot tell them apart, scaled differences go before SAG: measured, they are ahead at small batches
     and behind by no more than chance at any; of clipped differences too, which are left out (docs/results-accuracy.md).
     """
-    clip = None if nominal(accountant) else difference_clip
-    formula: dict[str, float | str] = {"privsgp": 1.0, "privsgp-vr": 1.0}
-    known = {"privsgp": 1.0, "privsgp-vr": "auto", "privsgp-sag": 1.0}
+    paper = nominal(accountant)
+    clip, scale = (None, 1.0) if paper else (difference_clip, "auto")
+    names = ("privsgp", "privsgp-vr") if paper else ("privsgp", "privsgp-vr", "privsgp-sag")
     return [
         Method(name, settings.carried_to(ALGORITHMS[name].Options, difference_clip=clip, difference_scale=scale))
-        for name, scale in (formula if nominal(accountant) else known).items()
+        for name in names
     ]
-
-
-class NoiseNeeded:
-    """σ as a method needs it at a batch: of the mean node by K, and of every node at one K."""
-
-    def __init__(self, network: Network, method: Method, batch: float) -> None:
-        self.network, self.batch = network, batch
-        self.method = method.weighted(1.0) if network.nominal and method.scaled else method
-        self._prices: dict[float, Price] = {}
-        self._scales: dict[int, float] = {}
-        self._costs: dict[tuple[int, Budget], float] = {}
-
-    def common(self, steps: float) -> float:
-        """Return σ of a node with J̄ samples and the common budget."""
-        n = self.network
-        if n.nominal:
-            return plugins.formula(n.accountant).sigma(self._mechanism(), round(steps), n.epsilon, n.delta, n.c2)
-        return self._more(steps, (n.epsilon, n.delta)) * self._price(n.delta).along(steps, n.epsilon)
-
-    def in_average(self, steps: float) -> float:
-        """Return √n times the noise in the average: what `common` would be if noise were independent."""
-        return self.network.left * self.common(steps)
-
-    def at(self, steps: int) -> float:
-        """Return σ of the same node from values certified at this very K, not from those of the K around it."""
-        n = self.network
-        return self.common(steps) if n.nominal else self._one(steps, (n.epsilon, n.delta))
-
-    def each(self, steps: int) -> list[float]:
-        """Return σ_i of every node; σJ/G depends on nothing but the rate and the budget."""
-        n = self.network
-        mean = self._mechanism().samples
-        return [self._one(steps, budget) * mean / own for budget, own in zip(n.budgets, n.samples, strict=True)]
-
-    def scale(self, steps: int) -> float:
-        """Return θ at K: what training will take where it is "auto", a second's search."""
-        n = self.network
-        if not self.method.scaled:
-            return self.method.settings.difference_scale
-        if steps not in self._scales:
-            bare = self._mechanism().weighted
-            assert bare is not None  # noqa: S101
-            self._scales[steps] = calibration.largest(bare, n.releases(steps), *max(n.budgets), n.relation, n.left)
-        return self._scales[steps]
-
-    def settings(self, steps: int) -> Settings:
-        """Return the method's settings with a number for θ."""
-        return self.method.weighted(self.scale(steps)).settings if self.method.scaled else self.method.settings
-
-    def _one(self, steps: int, budget: Budget) -> float:
-        if self.network.nominal:
-            n = self.network
-            return plugins.formula(n.accountant).sigma(self._mechanism(), steps, *budget, n.c2)
-        return self._more(steps, budget) * self._price(budget[1]).sigma(steps, budget[0])
-
-    def _more(self, steps: float, budget: Budget) -> float:
-        """Return what θ costs beside the least σ: 2 % at most, or looked at: in short runs, and where noise is shared.
-
-        There θ may be 1 for less than it is allowed to cost, and it costs other budgets less than the one it is for.
-        """
-        if (weighted := self._mechanism().weighted) is None or not self.method.scaled:
-            return 1.0
-        K, n = round(steps), self.network
-        if (most := calibration.affordable(weighted, n.releases(K), n.left)) == calibration.MORE:
-            return most
-        if (K, budget) not in self._costs:
-            given = replace(weighted, difference_scale=self.scale(K))
-            self._costs[K, budget] = calibration.cost(given, n.releases(K), *budget, n.relation)
-        return self._costs[K, budget]
-
-    def _price(self, delta: float) -> Price:
-        if delta not in self._prices:
-            self._prices[delta] = Price(self._priced(), delta, self.network.relation, self.network.releases)
-        return self._prices[delta]
-
-    def _priced(self) -> Mechanism:
-        """Return what is certified: of scaled differences SAG, beside whose σ θ was chosen to cost little more."""
-        m = self._mechanism()
-        if not self.method.scaled:
-            return m
-        return Sag(sigma=m.sigma, clip=m.clip, batch=m.batch, samples=m.samples, sampling=m.sampling, kappa=m.kappa)
-
-    def _mechanism(self) -> Mechanism:
-        return self.method.mechanism(self.batch, round(self.network.mean_samples))
 
 
 @dataclass(frozen=True)
@@ -275,7 +64,7 @@ class Choice:
     step_size: float
     noise: NoiseNeeded
     score: float
-    response: float
+    response: float  # the share of the noise that is left when gradients answer to it
 
     @property
     def distance(self) -> float:
@@ -287,15 +76,10 @@ class Choice:
         """The weight θ of differences; 1 as well where there are none."""
         return self.noise.scale(self.steps)
 
-    @property
-    def evaluations(self) -> float:
-        """The gradients that a node of the mean size takes: K b, and J̄ to fill a table."""
-        return self.steps * self.batch + (self.noise.network.mean_samples if self.method.fills_a_table else 0)
-
 
 @dataclass(frozen=True)
 class Planner:
-    """What is known before choosing; `constants` are those of the stage."""
+    """What is known before choosing."""
 
     network: Network
     rehearsal: Rehearsal
@@ -309,7 +93,7 @@ class Planner:
         else:
             distance = steps * step_size
         spec = self.spec(noise, steps)
-        score, left = self.rehearsal.mean_score(spec, distance), response(self.rehearsal, spec, distance)
+        score, left = self.rehearsal.mean_score(spec, distance), self.rehearsal.moved(spec, distance)
         return Choice(method, batch, steps, distance / steps, noise, score, left)
 
     def _open(self, noise: NoiseNeeded, steps: int | None, step_size: float | None) -> tuple[int, float]:
@@ -330,8 +114,8 @@ class Planner:
         specs = {K: spec for K, spec in specs.items() if spec.noise <= quiet}
         distances = {K: distance * kappa / spec.noise for K, spec in specs.items()}
         scores = {K: self.rehearsal.mean_score(spec, distances[K]) for K, spec in specs.items()}
-        enough = self._nearly(max(scores.values()))
-        steps = next(K for K, score in scores.items() if score >= enough)
+        top = max(scores.values())
+        steps = next(K for K, score in scores.items() if score >= top - TIE / 2 * abs(top))
         T = distances[steps]
         return min(max(steps, math.ceil(SHORT * self.constants.smoothness * T)), LENGTHS[-1]), T
 
@@ -341,14 +125,11 @@ class Planner:
 
         def sigma(batch: int) -> float:
             plain = SampledMean(sigma=0.0, clip=1.0, batch=float(batch), samples=J)
-            return Price(plain, n.delta, n.relation, n.releases).sigma(LENGTHS[0], n.epsilon)
+            return rough_sigma(plain, n.releases(LENGTHS[0]), n.epsilon, n.delta, n.relation)
 
         candidates = [2**power for power in range(3, J.bit_length()) if 2**power < J]
         enough = CHEAP * sigma(J)
         return float(next((batch for batch in candidates if sigma(batch) < enough), J))
-
-    def _nearly(self, score: float) -> float:
-        return score - TIE / 2 * abs(score)
 
     def published_steps(self, clip: float) -> int:
         """Return Corollary 1's K, for the published accountant."""
@@ -358,20 +139,38 @@ class Planner:
 
     def spec(self, noise: NoiseNeeded, steps: int) -> RehearsalSpec:
         """Return what is rehearsed of a run of so many steps."""
-        n = self.network
+        n, method = self.network, noise.settled(steps)
         kappa = noise.in_average(steps) / math.sqrt(n.nodes * steps)
-        visits = steps * noise.batch / n.mean_samples
-        fresh = visits >= STEPS  # every coarse step sees all samples: θ, a second's search, changes nothing
-        settings = noise.method.settings if fresh else noise.settings(steps)
-        return RehearsalSpec(noise.method.algorithm, settings, kappa, visits)
+        return RehearsalSpec(method.algorithm, method.settings, kappa, steps * noise.batch / n.mean_samples)
 
 
-def planner(network: Network, rehearsal: Rehearsal, clip: float, *, skewed: bool = False) -> Planner:
+def planner(network: Network, rehearsal: Rehearsal, clip: float) -> Planner:
     """Return a planner with its constants estimated on the stage, over about as far as a run will go."""
     shift = gaussian_shift(network.epsilon, network.delta)
     kappa = network.left * clip / (network.mean_samples * shift * math.sqrt(network.nodes))
-    found = estimates.constants(rehearsal, clip, rehearsal.guess(kappa), network.mean_samples, skewed=skewed)
-    return Planner(network, rehearsal, found)
+    return Planner(network, rehearsal, constants(rehearsal, clip, rehearsal.guess(kappa), network.mean_samples))
+
+
+def constants(rehearsal: Rehearsal, clip: float, distance: float, samples: float) -> Constants:
+    """Estimate L, F⁰, b² and ‖x⁰‖² for nodes of `samples` samples each, along gradient descent over γK = `distance`.
+
+    As the methods the paper cites do: L from differences of gradients along a trajectory, b² from how far chance takes
+    a node's gradient from the mean, F⁰ from the initial loss (f* ≥ 0).
+    """
+    inputs, targets = rehearsal.samples.x[:SAMPLES], rehearsal.samples.y[:SAMPLES]
+    step, x, everyone = distance / TRAJECTORY, rehearsal.x0.clone(), torch.ones(1, len(targets), dtype=torch.bool)
+    means, heterogeneity = [], 0.0
+    for _ in range(TRAJECTORY + 1):
+        g = rehearsal.gradient(x[None], inputs[None], targets[None])
+        g.clip_(clip, everyone)
+        mean = g.sum()[0] / len(targets)
+        heterogeneity = max(heterogeneity, float(g.norm().square().mean() - mean.square().sum()) / samples)
+        means.append(mean)
+        x = x - step * mean
+    bends = [float((b - a).norm() / (step * a).norm().clamp(min=1e-12)) for a, b in pairwise(means)]
+    outputs = rehearsal.outputs(rehearsal.x0, rehearsal.samples.x)
+    loss = float(rehearsal.loss(outputs, rehearsal.samples.y).double().mean())
+    return Constants(max(1e-6, *bends), loss, heterogeneity, float(rehearsal.x0.double().square().sum()))
 
 
 def best(choices: Sequence[Choice]) -> tuple[Choice, str]:

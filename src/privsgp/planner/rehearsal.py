@@ -5,8 +5,8 @@ noise, σ/√n. What counts is the distance travelled, T = γK: with σ = κ√(
 the standard deviation κT per coordinate however many steps T is divided into, and a sample is seen qK times. So a few
 coarse steps with the same T, κ and number of visits tell how a long run will end.
 
-Candidates of one kind run stacked, as the nodes of one block, with the same coins and the same noise but for its size;
-what would hardly differ is rehearsed once (`RehearsalSpec.alike`).
+The seeds of one rehearsal run stacked, as the nodes of one block. Rehearsals that would hardly differ are made once
+(`RehearsalSpec.alike`).
 """
 
 from __future__ import annotations
@@ -33,15 +33,12 @@ if TYPE_CHECKING:
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
 
-Candidate = tuple[float, int]  # T, and the seed of coins and noise
-
 STEPS = 64  # coarse steps of a rehearsal
 SEEDS = 2  # rehearsals that a score is the mean of
 FARTHEST = 12  # doublings of a first guess
 GIVEN_UP = 0.005
 TIE = 0.01  # of a score: rehearsals differ by as much from chance
 NOISES, DISTANCES = 24, 16  # κ and T that are rehearsed, to an octave: within 1.5 and 2.2 % of what is asked
-TOGETHER = 2**23  # numbers in the inputs of stacked runs
 
 
 @dataclass(frozen=True)
@@ -90,28 +87,20 @@ class Rehearsal:
         self.gradient = stack(model, loss, (samples.x[:4], samples.y[:4]))
         self._scores: dict[str, float] = {}
 
-    def end(self, spec: RehearsalSpec, distance: float, steps: int = STEPS, seed: int = 0) -> Tensor:
-        """Return the average model after a run of γK = `distance`."""
-        return self.ends(spec, [(distance, seed)], steps)[0]
-
-    def ends(self, spec: RehearsalSpec, candidates: Sequence[Candidate], steps: int = STEPS) -> Tensor:
-        """Return the average models of runs that differ in T and seed, [m, d]."""
-        *_, last = self._states(spec, candidates, steps)
+    def ends(
+        self, spec: RehearsalSpec, distance: float, steps: int = STEPS, seeds: Sequence[int] = range(SEEDS)
+    ) -> Tensor:
+        """Return the average models after runs of γK = `distance` with these seeds, [seeds, d]."""
+        *_, last = self.states(spec, distance, steps, seeds)
         return last.z
 
     def states(
-        self, spec: RehearsalSpec, distance: float, steps: int = STEPS, seed: int = 0, *, momentum: float = 0.0
+        self, spec: RehearsalSpec, distance: float, steps: int, seeds: Sequence[int], *, momentum: float = 0.0
     ) -> Iterator[State]:
         """Go through the steps of a run; each overwrites the state before."""
-        yield from self._states(spec, [(distance, seed)], steps, momentum)
-
-    def _states(
-        self, spec: RehearsalSpec, candidates: Sequence[Candidate], steps: int, momentum: float = 0.0
-    ) -> Iterator[State]:
-        state = State.start(self.x0, len(candidates))
-        scale = [distance / candidates[0][0] for distance, _ in candidates]
-        rule = UpdateRule(state.x, momentum=momentum, scale=scale)
-        algorithm = ALGORITHMS[spec.algorithm](self._block(spec, candidates, steps, rule), spec.settings)
+        state = State.start(self.x0, len(seeds))
+        rule = UpdateRule(state.x, momentum=momentum)
+        algorithm = ALGORITHMS[spec.algorithm](self._block(spec, distance, steps, seeds, rule), spec.settings)
         try:
             algorithm.begin(state.z)
             for k in range(steps):
@@ -122,42 +111,35 @@ class Rehearsal:
 
     def score(self, x: Tensor) -> float:
         """Return how good a model is: its accuracy on samples it has not seen, or minus its loss in a regression."""
-        outputs = self.outputs(x)
+        outputs = self.outputs(x, self.samples.x_test)
         if self.correct is not None:
             return float(self.correct(outputs, self.samples.y_test).double().mean())
         return -float(self.loss(outputs, self.samples.y_test).double().mean())
 
-    def outputs(self, x: Tensor) -> Tensor:
-        """Return what a model makes of samples it has not seen."""
+    def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """Return what a model makes of samples."""
         with torch.no_grad():
-            outputs: Tensor = functional_call(self.model, self.layout.views(x), (self.samples.x_test,))
+            outputs: Tensor = functional_call(self.model, self.layout.views(x), (inputs,))
         return outputs
 
     def mean_score(self, spec: RehearsalSpec, distance: float) -> float:
         """Return the mean score of a few rehearsals of nearly this."""
-        return self.mean_scores(spec, [distance])[0]
-
-    def mean_scores(self, spec: RehearsalSpec, distances: Sequence[float]) -> list[float]:
-        """Return the mean scores by T, of what was not rehearsed before as one stacked run where memory allows it."""
-        spec, distances = spec.alike, [_near(T, DISTANCES) for T in distances]
-        new = [T for T in dict.fromkeys(distances) if _key(spec, T) not in self._scores]
-        fits = max(1, TOGETHER // (SEEDS * self.samples.x.numel()))
-        for some in (new[i : i + fits] for i in range(0, len(new), fits)):
-            models = self.ends(spec, [(T, seed) for T in some for seed in range(SEEDS)])
-            for T, runs in zip(some, torch.split(models, SEEDS), strict=True):
-                self._scores[_key(spec, T)] = math.fsum(self.score(x) for x in runs) / SEEDS
-        return [self._scores[_key(spec, T)] for T in distances]
+        spec, distance = spec.alike, _near(distance, DISTANCES)
+        key = f"{spec!r} {distance!r}"
+        if key not in self._scores:
+            self._scores[key] = math.fsum(self.score(x) for x in self.ends(spec, distance)) / SEEDS
+        return self._scores[key]
 
     def moved(self, spec: RehearsalSpec, distance: float) -> float:
-        """Return the mean square by which noise moves a coordinate, over κ²T²: the same runs with noise and without."""
-        spec, distance = spec.alike, _near(distance, DISTANCES)
-        runs = [(distance, seed) for seed in range(SEEDS)]
-        noisy, quiet = (self.ends(s, runs).clone() for s in (spec, replace(spec, noise=0.0)))
-        return float((noisy - quiet).double().square().mean()) / (spec.noise * distance) ** 2
+        """Return the mean square by which noise moves a coordinate, over κ²T²: the same runs with noise and without.
 
-    def distance(self, spec: RehearsalSpec) -> float:
-        """Return a good T = γK."""
-        return far_enough(self, spec, self.guess(spec.noise))
+        Curvature makes it less than 1.
+        """
+        spec, distance = spec.alike, _near(distance, DISTANCES)
+        if not spec.noise:
+            return 1.0
+        noisy, quiet = (self.ends(s, distance).clone() for s in (spec, replace(spec, noise=0.0)))
+        return float((noisy - quiet).double().square().mean()) / (spec.noise * distance) ** 2
 
     def guess(self, noise: float) -> float:
         """Return the distance T at which noise moves a pre-activation by about one: 1 / (κ ‖x‖)."""
@@ -165,8 +147,24 @@ class Rehearsal:
         length = float(x.square().sum(1).mean().sqrt()) if x.is_floating_point() else x.shape[1] ** 0.5
         return min(max(1 / (max(noise, 1e-12) * max(length, 1e-12)), 1e-3), 1e6)
 
-    def _block(self, spec: RehearsalSpec, candidates: Sequence[Candidate], steps: int, rule: UpdateRule) -> Block:
-        rows, runs = len(self.samples.y), len(candidates)
+    def distance(self, spec: RehearsalSpec, guess: float | None = None) -> float:
+        """Return a good T = γK: doubling from a guess until the score falls, then a parabola through the top.
+
+        Real data mostly wants to be followed farther than stand-in data, and too far costs less than not far enough, so
+        the answer lies beyond the top, where `GIVEN_UP` of the score is lost.
+        """
+        first = self.guess(spec.noise) if guess is None else guess
+
+        def score(power: int) -> float:
+            return self.mean_score(spec, first * 2.0**power)
+
+        top = 0
+        while abs(top) < FARTHEST and (better := max((top, top - 1, top + 1), key=score)) != top:
+            top = better
+        return first * math.exp2(top + _beyond(score(top - 1), score(top), score(top + 1)))
+
+    def _block(self, spec: RehearsalSpec, distance: float, steps: int, seeds: Sequence[int], rule: UpdateRule) -> Block:
+        rows, runs = len(self.samples.y), len(seeds)
         rate = min(1.0, spec.visits / steps)
         settings = replace(spec.settings, sampling="poisson")
         if settings.difference_scale < rate:  # a coarse step renews more of the table: SAG's weight is the least
@@ -179,24 +177,24 @@ class Rehearsal:
             inputs=_with_padding(self.samples.x, runs),
             targets=_with_padding(self.samples.y, runs),
             gradient=self.gradient,
-            random=_CommonRandomness([seed for _, seed in candidates], rows, rate, spec.noise * math.sqrt(steps)),
-            step_size=lambda _k: candidates[0][0] / steps,
+            random=_SeededRandomness(seeds, rows, rate, spec.noise * math.sqrt(steps)),
+            step_size=lambda _k: distance / steps,
             update_rule=rule,
         )
 
 
-class _CommonRandomness(Randomness):
-    """Coins and noise of stacked runs: those of one seed have the same."""
+class _SeededRandomness(Randomness):
+    """Coins and noise of stacked runs."""
 
     def __init__(self, seeds: Sequence[int], rows: int, rate: float, sigma: float) -> None:
-        self.seeds, self.rows, self.rate, self.sigma = seeds, rows, rate, sigma
-        self.sources = {seed: torch.Generator().manual_seed(seed) for seed in seeds}
+        self.rows, self.rate, self.sigma = rows, rate, sigma
+        self.sources = [torch.Generator().manual_seed(seed) for seed in seeds]
 
     def sample(self, k: int) -> list[Drawn]:
         """Return each run's samples."""
         del k
         nobody = torch.tensor([self.rows])
-        drawn = self._each(lambda source: (torch.rand(self.rows, generator=source) < self.rate).nonzero()[:, 0])
+        drawn = [(torch.rand(self.rows, generator=source) < self.rate).nonzero()[:, 0] for source in self.sources]
         # The row that is nobody's comes last: a batch is never empty, and all are as long as the longest.
         padded = pad_sequence([torch.cat([one, nobody]) for one in drawn], batch_first=True, padding_value=self.rows)
         return [Drawn(padded, padded < self.rows)]
@@ -204,40 +202,12 @@ class _CommonRandomness(Randomness):
     def noise(self, k: int, g: Tensor, node: int | None = None) -> None:
         """Add each run's noise."""
         del k, node
-        for row, one in zip(g, self._each(lambda source: torch.randn(g.shape[1], generator=source)), strict=True):
-            row.add_(one, alpha=self.sigma)
-
-    def _each(self, make: Callable[[torch.Generator], Tensor]) -> list[Tensor]:
-        made = {seed: make(source) for seed, source in self.sources.items()}
-        return [made[seed] for seed in self.seeds]
-
-
-def _key(spec: RehearsalSpec, distance: float) -> str:
-    return f"{spec!r} {distance!r}"
+        for row, source in zip(g, self.sources, strict=True):
+            row.add_(torch.randn(g.shape[1], generator=source), alpha=self.sigma)
 
 
 def _with_padding(t: Tensor, runs: int) -> Tensor:
     return torch.cat([t, torch.zeros_like(t[:1])]).expand(runs, -1, *t.shape[1:])
-
-
-def far_enough(rehearsal: Rehearsal, spec: RehearsalSpec, guess: float) -> float:
-    """Return a good T = γK: doubling from a guess until the score falls, then a parabola through the top.
-
-    Real data mostly wants to be followed farther than stand-in data, and too far costs less than not far enough, so the
-    answer lies beyond the top, where `GIVEN_UP` of the score is lost.
-    """
-    scores: dict[int, float] = {}
-
-    def around(power: int) -> dict[int, float]:
-        new = [p for p in (power - 1, power, power + 1) if p not in scores]
-        scores.update(zip(new, rehearsal.mean_scores(spec, [guess * 2.0**p for p in new]), strict=True))
-        return scores
-
-    top = 0
-    while abs(top) < FARTHEST and (better := max((top, top - 1, top + 1), key=around(top).__getitem__)) != top:
-        top = better
-    left, middle, right = (around(top)[p] for p in (top - 1, top, top + 1))
-    return guess * math.exp2(top + _beyond(left, middle, right))
 
 
 def _beyond(left: float, middle: float, right: float) -> float:

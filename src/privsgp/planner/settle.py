@@ -16,7 +16,6 @@ from pydantic import Field
 
 from privsgp import data, features
 from privsgp.accounting.pairwise import Sharing
-from privsgp.algorithms import Settings
 from privsgp.data.loading import file_path, hashes_in, holds_records_of, site_paths
 from privsgp.data.same_records import in_common
 from privsgp.engine.folder import Folder
@@ -24,9 +23,9 @@ from privsgp.errors import Refused
 from privsgp.gradients import Layout
 from privsgp.outside import Above0, From1, keys
 from privsgp.planner import record, stand_in
-from privsgp.planner.choose import LENGTHS, Method, Network, NoiseNeeded, best, methods, planner
-from privsgp.planner.estimates import Source
-from privsgp.planner.record import Formula, Plan
+from privsgp.planner.choose import LENGTHS, best, methods, planner
+from privsgp.planner.noise import Method, Network
+from privsgp.planner.record import Plan, Source
 from privsgp.planner.rehearsal import Rehearsal
 from privsgp.planner.stand_in import Samples
 from privsgp.runs import budgets as protection
@@ -40,10 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from privsgp.graph import Graph
     from privsgp.options import Options
     from privsgp.planner.choose import Choice, Planner
-    from privsgp.planner.theorems import Budget, Constants
     from privsgp.runs.config import Config
     from privsgp.runs.problem import Problem
 
@@ -66,50 +63,38 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, say:
     Guarantee: nothing here depends on the nodes' samples.
     Assumes: the sizes J_i and the model at x⁰ are public, and test inputs where `data.test` says so.
     """
-    network, settings = network_of(config, problem), protection.settings(config)
+    network, settings, a = network_of(config, problem), protection.settings(config), config.algorithm
     source = source_of(config, config.plan.data, data_dir, problem)
     samples = samples_of(config, source, problem, data_dir)
-    rehearsal = Rehearsal(problem.model, problem.loss, problem.correct, samples)
-    skewed = config.data.partition == "dirichlet"
     say("estimating the constants of the bound")
-    p = planner(network, rehearsal, settings.clip, skewed=skewed)
-    own, clip = Method(config.algorithm.name, settings), protection.difference_clip(config)
+    p = planner(network, Rehearsal(problem.model, problem.loss, problem.correct, samples), settings.clip)
+    own, clip = Method(a.name, settings), protection.difference_clip(config)
     if own.scaled:
-        own = own.weighted(1.0) if network.nominal else own.clipped(clip)
-    auto = "name" in config.algorithm.auto
-    choices = _choices(config, p, methods(settings, network.accountant, clip) if auto else [own], say)
-    chosen, why = best(choices) if auto else (choices[0], "the configuration says so")
-    return Plan(p, make_graph(config), source, chosen, choices, why, _asked(config), problem.measure)
-
-
-def _choices(config: Config, p: Planner, looked_at: list[Method], say: Say) -> list[Choice]:
-    """Choose for every method."""
-    batch, found = p.batch() if "batch" in config.algorithm.auto else config.algorithm.batch, []
+        own = own.changed(difference_scale=1.0) if network.nominal else own.changed(difference_clip=clip)
+    looked_at = methods(settings, network.accountant, clip) if "name" in a.auto else [own]
+    batch, choices = p.batch() if "batch" in a.auto else a.batch, []
     for i, method in enumerate(looked_at, 1):
         say(f"rehearsing {method.label} ({i} of {len(looked_at)})")
-        found.append(_choice(config, p, method, batch))
-    return found
-
-
-def _asked(config: Config) -> dict[str, Any]:
-    """Return what the configuration says of all that a plan can choose."""
-    a = config.algorithm
+        choices.append(_choice(config, p, method, batch))
+    chosen, why = best(choices) if "name" in a.auto else (choices[0], "the configuration says so")
     asked = {key: "auto" if key in a.auto else getattr(a, key) for key in AUTO}
-    return asked | ({"step_size": "schedule"} if isinstance(asked["step_size"], Schedule) else {})
+    if isinstance(asked["step_size"], Schedule):
+        asked["step_size"] = "schedule"
+    return Plan(p, make_graph(config), source, chosen, choices, why, asked)
 
 
 def _choice(config: Config, p: Planner, method: Method, batch: float) -> Choice:
     """Choose K and γ, as far as they are open; γ may depend on K (`"theory"`, schedules)."""
     a, n = config.algorithm, p.network.nodes
-    if isinstance(a.step_size, Schedule):
-        given: float | None = a.step_size.mean
-    else:
-        given = None if "step_size" in a.auto or a.step_size == "theory" else float(a.step_size)
     steps = None if "steps" in a.auto else a.steps
     if p.network.nominal and steps is None:
         steps = p.published_steps(method.settings.clip)
-    if a.step_size != "theory" or "step_size" in a.auto:
-        return p.choose(method, batch, steps, given)
+    if "step_size" in a.auto:
+        return p.choose(method, batch, steps, None)
+    if isinstance(a.step_size, Schedule):
+        return p.choose(method, batch, steps, a.step_size.mean)
+    if a.step_size != "theory":
+        return p.choose(method, batch, steps, float(a.step_size))
     if steps is None:  # T = γK = √(nK)
         distance = p.choose(method, batch, None, None).distance
         steps = min(max(round(distance**2 / n), 1), LENGTHS[-1])
@@ -169,8 +154,6 @@ def samples_of(config: Config, source: Source, problem: Problem, data_dir: Path 
         )
     count = max(64, min(REHEARSED, REHEARSED * WEIGHTS // dim))
     if source.kind == "synthetic":
-        public = d.x_test if config.test_is_public else None
-        scale = 1.0 if public is None else float(np.sqrt(np.square(public).mean()))
         if isinstance(d.vocabulary, tuple):
             raise Refused(
                 "a plan with several inputs per sample, for which there are no stand-ins",
@@ -178,26 +161,26 @@ def samples_of(config: Config, source: Source, problem: Problem, data_dir: Path 
             )
         if d.vocabulary is not None:
             return stand_in.tokens(d.x.shape[1:], d.classes, d.y.shape[1:], samples=count, vocabulary=d.vocabulary)
+        public = d.x_test if config.test_is_public else None
+        scale = 1.0 if public is None else float(np.sqrt(np.square(public).mean()))
         return stand_in.make(d.x.shape[1:], d.classes, d.y.shape[1:], samples=count, scale=scale or 1.0)
-    if source.kind == "public":
-        task: data.Task = "regression" if d.classes is None else "classification"
-        name = str(file_path(source.name, data_dir, config.base))
-        d = data.load(name, data_dir=data_dir, task=task, form=config.data.form, pixels=config.takes_pixels)
-        if problem.encoder is not None:
-            few = np.random.default_rng(1).permutation(len(d.x))[: 5 * count]
-            rows = features.encode_once(problem.encoder, d.x[few], torch.device("cpu"), None)
-            d = replace(d, x=rows, y=d.y[few])
-        if d.x.shape[1:] != problem.dataset.x.shape[1:]:
-            raise Refused(
-                f"plan.data = {source.name!r}: a sample has shape {d.x.shape[1:]}, the nodes' have "
-                f"{problem.dataset.x.shape[1:]}",
-                "take public data of the same shape, or 'synthetic'",
-            )
-    order = np.random.default_rng(0).permutation(len(d.x))
+    task: data.Task = "regression" if d.classes is None else "classification"
+    name = str(file_path(source.name, data_dir, config.base))
+    d = data.load(name, data_dir=data_dir, task=task, form=config.data.form, pixels=config.takes_pixels)
+    x, y = d.x, d.y
+    if problem.encoder is not None:
+        few = np.random.default_rng(1).permutation(len(x))[: 5 * count]
+        x, y = features.encode_once(problem.encoder, x[few], torch.device("cpu"), None), y[few]
+    if x.shape[1:] != problem.dataset.x.shape[1:]:
+        raise Refused(
+            f"plan.data = {source.name!r}: a sample has shape {x.shape[1:]}, the nodes' have "
+            f"{problem.dataset.x.shape[1:]}",
+            "take public data of the same shape, or 'synthetic'",
+        )
+    order = np.random.default_rng(0).permutation(len(x))
     count = min(count, len(order) // 2)
     learn, test = order[:count], order[count : 5 * count]
-    x, x_test, y, y_test = (torch.from_numpy(values[rows]) for values in (d.x, d.y) for rows in (learn, test))
-    return Samples(x, y, x_test, y_test)
+    return Samples(*(torch.from_numpy(values[rows]) for rows in (learn, test) for values in (x, y)))
 
 
 def settle(
@@ -285,19 +268,20 @@ def _values(config: Config, plan: Plan) -> dict[str, Any]:
 
 def described(plan: dict[str, Any]) -> str:
     """Say in a line what was chosen, what the configuration gave, and why this method where it was chosen too."""
-    said = {
+    asked = plan["asked"]
+    mean = {"theory": " = √(n/K)", "schedule": " on average"}.get(asked["step_size"], "")
+    words = {
         "name": plan["algorithm"],
         "steps": f"{plan['steps']:,} steps",
-        "step_size": f"step size {plan['step_size']:.3g}",
+        "step_size": f"step size {plan['step_size']:.3g}{mean}",
         "batch": f"batch {plan['batch']:g}",
         "weights": "equal weights" if plan["weights"] is None else "weights by noise",
     }
-    asked = plan["asked"]
-    said["step_size"] += {"theory": " = √(n/K)", "schedule": " on average"}.get(asked["step_size"], "")
-    planned = ", ".join(said[key] for key in AUTO if asked[key] == "auto")
-    given = ", ".join(said[key] for key in AUTO[:-1] if asked[key] != "auto")
-    why = f"; {plan['why']}" if asked["name"] == "auto" else ""
-    return f"{planned}{f'; given: {given}' if given else ''}{why}; estimated on {plan['estimated_on']['words']}"
+    given = ", ".join(words[key] for key in AUTO[:-1] if asked[key] != "auto")
+    parts = [", ".join(words[key] for key in AUTO if asked[key] == "auto")]
+    parts += [f"given: {given}"] if given else []
+    parts += [plan["why"]] if asked["name"] == "auto" else []
+    return "; ".join([*parts, f"estimated on {plan['estimated_on']['words']}"])
 
 
 def plan(config: Config, data_dir: Path | None = None, *, say: Say = _silently) -> Plan:
@@ -307,33 +291,3 @@ def plan(config: Config, data_dir: Path | None = None, *, say: Say = _silently) 
         raise Refused(f"a plan for algorithm.name = {config.algorithm.name!r}", f"take one of {', '.join(PLANNED)}")
     config = config.with_algorithm(**dict.fromkeys(open_, "auto"))
     return make(config, problems.load_problem(config, data_dir), data_dir, say=say)
-
-
-def from_constants(
-    constants: Constants,
-    graph: Graph,
-    dim: int,
-    clip: float,
-    *,
-    samples: int,
-    batch: float,
-    budget: Budget,
-    published_c2: float | None = None,
-) -> Formula:
-    """Plan PrivSGP-VR from the paper's constants alone; with `published_c2` its noise is the paper's too."""
-    _refuse_impossible(dim, budget)
-    network = Network([samples] * graph.nodes, [budget] * graph.nodes)
-    if published_c2 is not None:
-        network = replace(network, accountant="published", c2=published_c2)
-    method = Method("privsgp-vr", Settings(clip=clip))
-    method.mechanism(batch, samples)  # refuses what cannot be
-    return Formula(network, graph, constants, dim, clip, NoiseNeeded(network, method, batch))
-
-
-def _refuse_impossible(dim: int, budget: Budget) -> None:
-    if dim < 1:
-        raise Refused(f"dim = {dim}", "a model has at least one parameter")
-    if not 0 < budget[0] < math.inf:
-        raise Refused(f"epsilon = {budget[0]}", "take a finite budget above 0")
-    if not 0 < budget[1] < 1:
-        raise Refused(f"delta = {budget[1]}", "take 0 < delta < 1, well below 1 / samples")

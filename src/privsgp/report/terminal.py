@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from privsgp.audit.audit import AuditReport
     from privsgp.engine.trainer import Watcher
     from privsgp.options import Key
-    from privsgp.planner.record import Formula, Plan
+    from privsgp.planner.record import Plan
     from privsgp.runs.views import RunView
 
 
@@ -209,25 +209,21 @@ def show_keys(section: str, whose: str, found: list[Key]) -> None:
 
 def show_plan(plan: Plan) -> None:
     """Print a plan, and what it asks of each site."""
-    from privsgp.planner import shown as words
-
-    show("plan", words.plan_rows(plan))
+    show("plan", plan.rows())
     if len(plan.choices) > 1:
         head = ("method", "batch", "steps", "step size", "σ", "noise in the average", "score in rehearsal")
-        show_table(None, head, words.method_rows(plan), words=head)
+        show_table(None, head, plan.method_rows(), words=head)
     titles = ("site", "records", "ε", "δ", "a guess is right at most", "share of the noise")
-    show_table("sites", titles, words.site_rows(plan), words=["site"])
+    show_table("sites", titles, plan.site_rows(), words=["site"])
     show_lines(plan.warnings)
 
 
-def show_formula(formula: Formula) -> None:
+def show_formula(found: dict[str, Any]) -> None:
     """Print the paper's bound at its best K."""
-    from privsgp.planner import shown as words
+    from privsgp.planner.theorems import formula_rows
 
-    with doing("certifying the noise of many K, for the bound"):
-        rows, warnings = words.formula_rows(formula), formula.warnings(formula.steps)
-    show("plan", rows)
-    show_lines(warnings)
+    show("plan", formula_rows(found))
+    show_lines(found["warnings"])
 
 
 def show_run(view: RunView) -> None:

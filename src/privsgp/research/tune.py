@@ -11,12 +11,11 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.audit.audit import silent
 from privsgp.engine.averaging import Averaging, FinalModel
 from privsgp.errors import Refused, refuse_below_one
 from privsgp.planner import settle as planning
-from privsgp.planner.choose import Method, Network, NoiseNeeded
+from privsgp.planner.noise import Method, Network, NoiseNeeded
 from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
 from privsgp.runs import budgets as protection
 from privsgp.runs import problem as problems
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from privsgp.audit.audit import Stage
-    from privsgp.planner.estimates import Source
 
 LONGEST = 128  # steps of a rehearsal; a longer run takes as many coarser ones
 SEEDS = 3
@@ -46,24 +44,12 @@ class Trial:
     share: float
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """What was found: all trials with their scores, the best one, and the configuration with it."""
-
-    source: Source
-    trials: list[tuple[Trial, float]]
-    best: Trial
-    config: Config
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        rows = [asdict(trial) | {"score": score} for trial, score in self.trials]
-        best = asdict(self.best)
-        return {"looked_at": self.source.text, "best": best, "trials": rows}
-
-
-def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int = 60, stage: Stage = silent) -> Tuned:
+def tune(
+    config: Config, public: str, data_dir: Path | None = None, *, most: int = 60, stage: Stage = silent
+) -> tuple[dict[str, Any], Config]:
     """Search on `public` data: "synthetic", the name of a data set, or an .npz file; at most `most` trials.
+
+    Return all trials with their scores and the best one, as plain values, and the configuration with it.
 
     Guarantee: nothing here depends on the nodes' samples.
     Assumes: the sizes J_i and the model at x⁰ are public, and so is what is called so.
@@ -79,7 +65,8 @@ def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int
     rehearse = Rehearse(config, planning.network_of(config, problem), rehearsal)
     with stage("trials", most) as done:
         best = search(rehearse, start(config), most, done)
-    return Tuned(source, list(rehearse.scores.items()), best, applied(config, best))
+    trials = [asdict(trial) | {"score": score} for trial, score in rehearse.scores.items()]
+    return {"looked_at": source.text, "best": asdict(best), "trials": trials}, applied(config, best)
 
 
 def start(config: Config) -> Trial:
@@ -103,53 +90,45 @@ def applied(config: Config, trial: Trial) -> Config:
     )
 
 
-def _settled(config: Config) -> Settings:
-    """Return the algorithm's settings, with the clip of differences that training takes beside "auto"."""
-    own, kind = protection.settings(config), ALGORITHMS[config.algorithm.name].Options
-    scaled = getattr(own.options, "difference_scale", None) == "auto" and not config.privacy.nominal
-    return own.carried_to(kind, difference_clip=protection.difference_clip(config)) if scaled else own
-
-
 class Rehearse:
     """Scores of trials, each rehearsed once."""
 
     def __init__(self, config: Config, network: Network, rehearsal: Rehearsal) -> None:
         self.config, self.network, self.rehearsal = config, network, rehearsal
         self.scores: dict[Trial, float] = {}
-        self._noise: dict[float, NoiseNeeded] = {}
+        # the samples of a node, as a whole number: where J_i differ by one, no node has their mean
+        self.largest_batch = float(math.floor(network.mean_samples))
 
     def __call__(self, trial: Trial) -> float:
         """Return the mean score of a few rehearsals."""
         if trial not in self.scores:
-            self.scores[trial] = math.fsum(self._score(trial, seed) for seed in range(SEEDS)) / SEEDS
+            self.scores[trial] = self._score(trial)
         return self.scores[trial]
 
-    def _score(self, t: Trial, seed: int) -> float:
+    def _score(self, t: Trial) -> float:
         coarse = min(t.steps, LONGEST)
         final_model = FinalModel("tail", share=t.share) if t.share else FinalModel()
         momentum = t.momentum ** (t.steps / coarse)  # as many steps of the run are remembered
-        states = self.rehearsal.states(self._spec(t), t.step_size * t.steps, coarse, seed, momentum=momentum)
+        states = self.rehearsal.states(self._spec(t), t.step_size * t.steps, coarse, range(SEEDS), momentum=momentum)
         for k, state in enumerate(states):
             if k == 0:
                 averaging = Averaging(final_model, coarse, state)
             averaging.add(k, state)
-        return self.rehearsal.score(averaging.released(state).z[0])
+        return math.fsum(self.rehearsal.score(x) for x in averaging.released(state).z) / SEEDS
 
     def _spec(self, t: Trial) -> RehearsalSpec:
-        """Return what is rehearsed; σ is proportional to the clip, so one price per batch will do."""
-        own, name = _settled(self.config), self.config.algorithm.name
-        noise = self._noise.setdefault(t.batch, NoiseNeeded(self.network, Method(name, own), t.batch))
-        times = t.clip / own.clip
-        kappa = times * noise.common(t.steps) / math.sqrt(self.network.nodes * t.steps)
-        difference = None if own.difference_clip is None else own.difference_clip * times
-        kind = ALGORITHMS[name].Options
-        settings = replace(noise.settings(t.steps), clip=t.clip).carried_to(kind, difference_clip=difference)
-        return RehearsalSpec(name, settings, kappa, t.steps * t.batch / self.network.mean_samples)
-
-    @property
-    def largest_batch(self) -> float:
-        """The samples of a node, as a whole number: where J_i differ by one, no node has their mean."""
-        return float(math.floor(self.network.mean_samples))
+        """Return what is rehearsed, with the clip of differences that training takes beside "auto"."""
+        own, config = Method(self.config.algorithm.name, protection.settings(self.config)), self.config
+        times = t.clip / own.settings.clip
+        difference = own.settings.difference_clip
+        if own.scaled and not config.privacy.nominal:
+            difference = protection.difference_clip(config)
+        own = own.changed(difference_clip=None if difference is None else difference * times)
+        noise = NoiseNeeded(self.network, replace(own, settings=replace(own.settings, clip=t.clip)), t.batch)
+        kappa = noise.common(t.steps) / math.sqrt(self.network.nodes * t.steps)
+        return RehearsalSpec(
+            own.algorithm, noise.settled(t.steps).settings, kappa, t.steps * t.batch / self.network.mean_samples
+        )
 
 
 def search(rehearse: Rehearse, best: Trial, most: int, done: Callable[[int], None]) -> Trial:
