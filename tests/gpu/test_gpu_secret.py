@@ -18,6 +18,8 @@ from privsgp.randomness import noise
 from privsgp.randomness.box_muller import box_muller as _box_muller
 from privsgp.randomness.noise import Secure, add_noise_, levels, snap_
 
+pytestmark = pytest.mark.usefixtures("entered")
+
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CUDA = torch.device("cuda")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
