@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privsgp import data
+from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.files import write_json
-from privsgp.research.bench import alone_in
 from privsgp.research.provenance import commit
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def run(steps: list[Step], options: argparse.Namespace) -> None:
     """Run steps in the folder of this commit, alone there."""
     place = options.out.absolute() / folder_of(commit(), uncommitted=options.uncommitted)
     refuse_missing(steps, options.data_dir)
-    with alone_in(place):
+    with Folder(place).locked():
         for step in steps:
             for command in step["commands"]:
                 once(command, step["name"], place, options)

@@ -127,7 +127,7 @@ def configured(
             "privacy": {"delta": 1e-3, "spare": 0.0} | privacy,
             "algorithm": {
                 "name": f"{name}-as-coded" if as_coded else name, "batch": BATCH[name], "steps": steps,
-                "compressor": "random-k",
+                "kept": 0.05,
                 "step_size": sgd if name == "soteriafl-sgd" else svrg,
             },
             "engine": {"device": "cpu", "evaluate_every": steps},

@@ -138,7 +138,7 @@ def test_budgets_of_their_own_are_refused_where_nodes_share_their_noise(key, val
         ("ldp-svrg", "alpha", 0.5, "'dp-srm'"),
         ("ldp-spider", "trust", "per-node", "'dp-srm'"),
         ("dp2-sgd", "difference_clip", 0.5, "'privsgp-vr' or 'dp-srm'"),
-        ("privsgp-vr", "compressor", "random-k", "'soteriafl-saga' or 'soteriafl-sgd' or 'soteriafl-svrg'"),
+        ("privsgp-vr", "kept", 0.1, "'soteriafl-saga' or 'soteriafl-sgd' or 'soteriafl-svrg'"),
         ("soteriafl-saga", "anchor_probability", 0.5, "'soteriafl-svrg'"),
     ],
 )
@@ -154,7 +154,7 @@ def test_a_clipped_mean_is_refused():
 
 
 def test_compressed_messages_are_what_is_counted(tmp_path):
-    options = runs.changes(algorithm__name="soteriafl-sgd", algorithm__compressor="random-k", algorithm__kept=0.1)
+    options = runs.changes(algorithm__name="soteriafl-sgd", algorithm__kept=0.1)
     summary = runs.train(runs.small(tmp_path), tmp_path / "out", *options)
     assert summary["bytes_sent"] == 30 * 4 * 4 * (summary["dim"] // 10 + summary["dim"])
 
@@ -164,7 +164,7 @@ def test_compressed_messages_are_sooner_there(tmp_path):
     told = {"algorithm__name": "soteriafl-sgd", "clock__bandwidth": 4.0}
     whole = build.make_clock(small(tmp_path, **told), graph.unconnected("server", 4), 4 * 100)
     few = build.make_clock(
-        small(tmp_path, **told, algorithm__compressor="random-k", algorithm__kept=0.1),
+        small(tmp_path, **told, algorithm__kept=0.1),
         graph.unconnected("server", 4), 4 * 100,
     )  # fmt: skip
     assert (whole.at(2), few.at(2)) == (2 * (1 + 200), 2 * (1 + 110))

@@ -45,7 +45,7 @@ def here(monkeypatch):
             if not pool._done(*task):
                 made.append(task[0])
                 pool._run(*task, data_dir, lambda *_: None)
-        return [pool._read(*task) for task in tasks]
+        return [pool.Run.read(*task) for task in tasks]
 
     monkeypatch.setattr("privsgp.research.bench.run_all", run_all)
     return made

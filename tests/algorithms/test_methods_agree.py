@@ -139,7 +139,7 @@ def compress_one(setting, settings):
 
 @pytest.mark.parametrize(
     "compression",
-    [{}, {"compressor": "random-k", "kept": 0.3, "shift_rate": 0.2}],
+    [{}, {"kept": 0.3, "shift_rate": 0.2}],
 )
 @pytest.mark.parametrize(
     ("name", "options"),

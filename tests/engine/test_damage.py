@@ -31,7 +31,7 @@ TABLES = {
     "dense": MLP | {"algorithm__table": "dense"},
     "differences": MLP | {"algorithm__difference_clip": 0.5},
     "sag": MLP | {"algorithm__name": "privsgp-sag"},
-    "soteriafl-saga": MLP | {"algorithm__name": "soteriafl-saga", "algorithm__compressor": "random-k"},
+    "soteriafl-saga": MLP | {"algorithm__name": "soteriafl-saga", "algorithm__kept": 0.05},
 }
 OTHERS = {
     "momentum": {"algorithm__momentum": 0.9, "algorithm__average": "tail"},

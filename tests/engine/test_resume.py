@@ -38,7 +38,7 @@ def _kill_often(config, out, times, draw, *options):
         ("privsgp", _budget(runs.SMALL)),
         ("dp2-sgd", _budget(runs.SMALL) + RING),
         ("ldp-svrg", _budget(runs.SMALL)),
-        ("soteriafl-saga", runs.SMALL.replace("[engine]", 'compressor = "random-k"\n[engine]')),
+        ("soteriafl-saga", runs.SMALL.replace("[engine]", "kept = 0.05\n[engine]")),
     ],
 )
 def test_a_seeded_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path, algorithm, text):

@@ -147,27 +147,6 @@ def test_without_the_claims_own_curve_a_figure_is_drawn_and_not_judged(tmp_path)
     assert "the claim cannot be judged" in stem.with_suffix(".svg").read_text()
 
 
-@pytest.mark.usefixtures("_tiny")
-def test_curves_that_are_not_named_are_left_out_and_made_later(tmp_path):
-    arguments = ("reproduce", "mnist-best-k", "--mode=published", "--device=cpu", "--seeds=1", "--out", tmp_path)
-    refused = runs.command(*arguments, "--only=K = 6", "--only=K = 1")  # a slip beside a label that is right
-    assert refused.code == 2
-    assert "--only 'K = 1'" in refused.err
-    assert "take some of K = 6; K = 12" in refused.err.replace("\n", " ")
-    alone, both = (runs.command(*arguments, *only) for only in (("--only=K = 12",), ("--only=K = 6", "--only=K = 12")))
-    assert (alone.code, both.code) == (0, 0)
-    assert "left out: K = 6" in alone.out.replace("\n", " ")
-    told = json.loads((tmp_path / "mnist-best-k-published-small.json").read_text())
-    assert [curve["label"] for curve in told["curves"]] == ["K = 6", "K = 12"]
-
-
-def test_a_label_is_itself_alone_and_a_beginning_all_that_have_it():
-    setting = SETTINGS["cifar", "full"]
-    reduced, traded = (FIGURES[kind].curves(setting, "certified") for kind in ("variance-reduction", "tradeoff"))
-    assert [c.key for c in reproducing._named(reduced, ["privsgp-vr"])] == ["privsgp-vr"]
-    assert {c.line for c in reproducing._named(traded, ["K*"])} == {"K*"}
-
-
 def test_points_on_lines_are_drawn_against_the_budget(tmp_path):
     curves = [
         {"line": line, "x": x, "label": "", "epsilon_certified": x + 1, "accuracy": {"mean": 0.5 + x / 10, "sd": 0.01}}
@@ -213,7 +192,6 @@ def test_what_is_not_there_is_refused_with_what_to_do(tmp_path, monkeypatch):
         ran = runs.command("reproduce", *arguments, "--out", tmp_path / "x")
         assert ran.code == 2
         assert word in ran.err.replace("\n", " ")
-    assert not (tmp_path / "x").exists()
 
 
 def test_two_at_once_in_one_folder_are_refused(tmp_path):
@@ -226,19 +204,19 @@ def test_two_at_once_in_one_folder_are_refused(tmp_path):
 
 def test_a_small_copy_is_a_part_of_the_whole(tmp_path):
     path = tmp_path / "data" / "digits-100.npz"
-    reproducing._small_copy("digits", 100, path, None)
+    reproducing.small_copy("digits", 100, path, None)
     part, whole = load(str(path)), load("digits")
     assert len(part.y) == 100
     assert part.classes == 10
     rows = {row.tobytes() for row in whole.x}
     assert all(row.tobytes() in rows for row in part.x)
     before = path.stat().st_mtime_ns
-    reproducing._small_copy("digits", 100, path, None)
+    reproducing.small_copy("digits", 100, path, None)
     assert path.stat().st_mtime_ns == before
 
 
 def test_pixels_are_averaged_two_by_two():
     images = np.arange(2 * 3 * 4 * 4, dtype=np.float32).reshape(2, 3, 4, 4)
-    halved = reproducing._halved(images)
+    halved = reproducing.halved(images)
     assert halved.shape == (2, 3, 2, 2)
     assert halved[1, 2, 1, 0] == images[1, 2, 2:4, 0:2].mean()

@@ -81,8 +81,8 @@ def test_public_data_is_what_is_looked_at(tmp_path, monkeypatch):
     monkeypatch.setattr(
         tuning, "search", lambda rehearse, trial, *_: seen.append(rehearse.rehearsal.samples.x) or trial
     )
-    found = tune(_config(tmp_path), str(tmp_path / "public.npz"))
-    assert found.source.kind == "public"
+    found, _ = tune(_config(tmp_path), str(tmp_path / "public.npz"))
+    assert "declares public" in found["looked_at"]
     assert seen[0].shape == (100, 64)
 
 

@@ -195,7 +195,7 @@ def test_images(tmp_path):
     (tmp_path / "empty").mkdir()
     assert "empty has no image" in runs.command("predict", run, tmp_path / "empty").err
     assert (
-        "no .npz file and not an image or a folder of them" in runs.command("predict", run, tmp_path / "run.toml").err
+        "is no .npz file" in runs.command("predict", run, tmp_path / "run.toml").err
     )
 
 

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from test_door import channel
 from test_mailbox import check, frame
 
+import malformed
 from privsgp.accounting.book import Book
 from privsgp.engine.folder import Folder
 from privsgp.errors import Interrupted, Refused
@@ -358,6 +359,20 @@ def test_two_messages_are_never_sealed_alike(house):
     basel = Seal(c.sites[1], c.agreement, 1)
     one, two = (basel.close(frame(c, 3, 0.5, source=1, target=2, x=x)) for x in (0.0, 1.0))
     assert one[:12] != two[:12]
+
+
+@pytest.mark.parametrize("what", malformed.MESSAGES)
+def test_a_message_that_no_honest_site_sends_is_refused_through_the_relay_too(house, what):
+    c, _ = house
+    changes, kind = malformed.MESSAGES[what]
+    changed = {key: 0 if key in ("source", "target") else value for key, value in changes.items()}
+    basel, cork = (Seal(c.sites[i], c.agreement, i) for i in (1, 2))
+    head, *body = frame(c, **{"step": 3, "source": 1, "target": 2} | changed).pieces()
+    nonce, text = bytes(12), len(head).to_bytes(4, "little") + head + b"".join(body)
+    sealed = nonce + basel._cipher((1, 2)).encrypt(nonce, text, basel._about((1, 2)))
+    with pytest.raises(Rejected) as rejected:
+        Inbox(c.agreement, 2, 4).put(cork.open(1, sealed))
+    assert rejected.value.kind == kind
 
 
 def test_what_is_sealed_and_no_message_is_rejected(house):

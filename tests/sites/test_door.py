@@ -19,6 +19,7 @@ from consortium import Consortium
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from test_mailbox import frame
 
+import malformed
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.sites.agreement import Agreement, Limits
@@ -170,12 +171,25 @@ def test_another_server_is_not_taken_for_the_site(house):
     assert code(error) == "UNAVAILABLE"
 
 
+@pytest.mark.parametrize("what", malformed.MESSAGES)
+def test_a_message_that_no_honest_site_sends_is_refused_at_the_door(house, what):
+    c, network = house
+    changes, kind = malformed.MESSAGES[what]
+    before, newest = kinds(network).get(kind, 0), network.inbox.newest(1)
+    one = frame(c, **{"step": 11, "w": 1.2} | changes)
+    with pytest.raises(grpc.RpcError) as error:
+        push(c, c.sites[1], one.pieces())
+    assert (code(error), error.value.details()) == ("INVALID_ARGUMENT", kind)
+    assert (kinds(network)[kind] - before, network.inbox.newest(1)) == (1, newest)
+
+
 def test_a_member_cannot_speak_for_another(house):
     c, network = house
+    before = kinds(network).get("source", 0)
     with pytest.raises(grpc.RpcError, match="source"):
-        push(c, c.sites[2], frame(c, 7, 0.9).pieces())
-    assert kinds(network)["source"] == 1
-    assert network.inbox.newest(1) < 7
+        push(c, c.sites[2], frame(c, 17, 0.9).pieces())
+    assert kinds(network)["source"] == before + 1
+    assert network.inbox.newest(1) < 17
 
 
 def test_the_text_of_an_error_stays_here(house, monkeypatch):

@@ -18,9 +18,12 @@ from torch.nn.functional import pad
 from privsgp.devices import device_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch.autograd.function import FunctionCtx
+
+    Run = Callable[[Tensor], Tensor]
+    Back = Callable[..., Tensor]
 
 _ALIGNMENT = 64
 
@@ -82,17 +85,22 @@ def no_tf32(v: Tensor) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-class Forward(torch.autograd.Function):
-    """a Wᵀ + bias with a gradient for a alone, so that the way back goes through `product` too."""
+def through(a: Tensor, run: Run, back: Back, *kept: Tensor) -> Tensor:
+    """Return run(a), with the gradient back(δ, *kept) for `a` alone: a layer's parameters have one for each sample."""
+    out: Tensor = _Through.apply(a, run, back, *kept)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Through(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, a: Tensor, run: Run, back: Back, *kept: Tensor) -> Tensor:
+        """Run the layer; torch refuses the way back if what is kept has changed meanwhile."""
+        ctx.save_for_backward(*kept)
+        ctx.back = back  # type: ignore[attr-defined]
+        return run(a)
 
     @staticmethod
-    def forward(ctx: FunctionCtx, a: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the layer's outputs, [m, b, out]."""
-        ctx.save_for_backward(weights)
-        return product(a, weights.transpose(1, 2), bias)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, delta: Tensor) -> tuple[Tensor, None, None]:
-        """Return δ W, the gradient by the layer's input."""
-        (weights,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return product(delta, weights), None, None
+    def backward(ctx: FunctionCtx, delta: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient by the layer's input."""
+        kept = ctx.saved_tensors  # type: ignore[attr-defined]
+        return ctx.back(delta, *kept), None, None, *[None] * len(kept)  # type: ignore[attr-defined]

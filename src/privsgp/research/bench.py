@@ -6,7 +6,6 @@ it was interrupted. A run that diverged is finished too: it says so in its folde
 
 from __future__ import annotations
 
-import contextlib
 import math
 import multiprocessing
 import os
@@ -33,7 +32,7 @@ from privsgp.runs import problem as problems
 from privsgp.runs import train as training
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from multiprocessing.sharedctypes import Synchronized
     from pathlib import Path
 
@@ -55,6 +54,14 @@ class Run:
     config: Config
     summary: dict[str, Any] | None
     metrics: list[dict[str, Any]]
+
+    @classmethod
+    def read(cls, config: Config, out: Path) -> Run:
+        """Read it from its folder."""
+        folder = Folder(out)
+        if not folder.summary.exists():
+            return cls(config, None, [])
+        return cls(config, read_json(folder.summary, Summary), read_metrics(folder.metrics))
 
 
 def run_all(
@@ -93,20 +100,7 @@ def run_all(
                 process.terminate()
     if stopping.asked:
         raise KeyboardInterrupt
-    return [_read(*task) for task in tasks]
-
-
-@contextlib.contextmanager
-def alone_in(place: Path) -> Iterator[None]:
-    """Hold the folder of many runs: a second command there is refused. A refused command leaves no new folder."""
-    new = not place.exists()
-    with Folder(place).locked() as folder:
-        try:
-            yield
-        except Refused:
-            if new and list(place.iterdir()) == [folder.lock]:
-                shutil.rmtree(place)
-            raise
+    return [Run.read(*task) for task in tasks]
 
 
 def _begin(steps: Synchronized[int]) -> None:
@@ -159,13 +153,6 @@ def _done(config: Config, out: Path) -> bool:
             out=None,
         )
     return folder.summary.exists() or (out / "diverged.json").exists()
-
-
-def _read(config: Config, out: Path) -> Run:
-    folder = Folder(out)
-    if not folder.summary.exists():
-        return Run(config, None, [])
-    return Run(config, read_json(folder.summary, Summary), read_metrics(folder.metrics))
 
 
 @dataclass(frozen=True)
@@ -225,11 +212,17 @@ class Several:
     @property
     def accuracy(self) -> Spread | None:
         """Final test accuracy; a run that diverged counts as 0. None for regression."""
-        return _spread([0.0 if run.summary is None else run.summary.get(self.accuracy_key) for run in self.runs])
+        return self.of(self.accuracy_key, 0.0)
 
-    def of(self, key: str) -> Spread | None:
-        """Return a number of the summaries, None unless every run has it."""
-        return _spread([None if run.summary is None else run.summary.get(key) for run in self.runs])
+    def of(self, key: str, diverged: float | None = None) -> Spread | None:
+        """Return a number of the summaries, None unless every run has it; `diverged` counts for runs without one."""
+        each: list[Any] = [diverged if run.summary is None else run.summary.get(key) for run in self.runs]
+        return None if None in each else Spread(tuple(each))
+
+    def spreads(self, *keys: str) -> dict[str, dict[str, Any] | None]:
+        """Return numbers of the summaries for JSON."""
+        found = {key: self.accuracy if key == "accuracy" else self.of(key) for key in keys}
+        return {key: None if spread is None else spread.as_json() for key, spread in found.items()}
 
     @property
     def epsilon(self) -> float | None:
@@ -251,8 +244,3 @@ class Several:
         points = [[[row.get(name) for row in rows] for name in (against, key)] for rows in zip(*found, strict=False)]
         known = [(statistics.fmean(x), Spread(tuple(y))) for x, y in points if None not in (*x, *y)]
         return [{"x": x, "mean": y.mean, "sd": y.sd} for x, y in known]
-
-
-def _spread(found: Sequence[float | None]) -> Spread | None:
-    each = tuple(value for value in found if value is not None)
-    return Spread(each) if len(each) == len(found) else None

@@ -75,18 +75,6 @@ class Found:
         shown = f"{loss:.3f}" if loss < 1000 else f"{loss:.2g}"
         return f"{self.text}, loss {shown}" if math.isfinite(loss) else self.text
 
-    def has_less_loss(self, other: Found) -> bool:
-        """Tell whether its training loss is below the other's, by more than both standard errors."""
-        return _more(other.train_loss, self.train_loss)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a claim holds, None if it cannot be judged, and the numbers."""
-
-    holds: bool | None
-    words: str
-
 
 def stated(told: Mapping[str, Any]) -> dict[str, str]:
     """Return the verdicts on a judged figure with their numbers: the paper's and, where ours was run, one on that."""
@@ -98,6 +86,7 @@ def stated(told: Mapping[str, Any]) -> dict[str, str]:
 
 
 Curves = Mapping[str, Found]
+Verdict = tuple[bool | None, str]  # whether a claim holds, None if it cannot be judged, and the numbers
 ALONE = "there is no other curve to compare with"
 
 
@@ -109,22 +98,22 @@ def comparable(keys: Sequence[str], found: Curves) -> Verdict:
     means, losses = [one.accuracy.mean for one in shown], [one.train_loss.mean for one in shown]
     apart, share = max(means) - min(means), max(losses) / min(losses) - 1
     told = f"{100 * apart:.1f} points and {100 * share:.0f} % of loss apart, comparable up to 2 and 10"
-    return Verdict(apart <= COMPARABLE and share <= ALIKE, f"{_with_losses(shown)}; {told}")
+    return apart <= COMPARABLE and share <= ALIKE, f"{_with_losses(shown)}; {told}"
 
 
 def best(key: str, found: Curves) -> Verdict:
     """No other curve has as high an accuracy, and none as low a training loss."""
-    if unjudged := _about(key, found):
-        return unjudged
+    holds, words = ahead(key, found)
+    if holds is None:
+        return holds, words
     high = max(found.values(), key=lambda one: one.accuracy.mean)
     low = min(found.values(), key=lambda one: one.train_loss.mean)
     clear = [
         all(_more(high.accuracy, one.accuracy) for one in found.values() if one is not high),
-        all(low.has_less_loss(one) for one in found.values() if one is not low),
+        all(_more(one.train_loss, low.train_loss) for one in found.values() if one is not low),
     ]
     by = ["" if one else ", by less than the standard errors" for one in clear]
-    told = f"the highest accuracy has {high.label}{by[0]}, the lowest loss {low.label}{by[1]}"
-    return Verdict(high is found[key] is low and all(clear), f"{_with_losses(found.values())}; {told}")
+    return holds, f"{words}; the highest accuracy has {high.label}{by[0]}, the lowest loss {low.label}{by[1]}"
 
 
 def rising(line: str, found: Curves) -> Verdict:
@@ -134,27 +123,20 @@ def rising(line: str, found: Curves) -> Verdict:
         return _unjudged(ALONE, along)
     falls = [b.label for a, b in pairwise(along) if _more(a.accuracy, b.accuracy)]
     fell = [f"falls at {', '.join(falls)}"] if falls else []
-    return Verdict(not falls, "; ".join([*(one.text for one in along), *fell]))
+    return not falls, "; ".join([*(one.text for one in along), *fell])
 
 
 def ahead(key: str, found: Curves) -> Verdict:
-    """Accuracy is higher and training loss lower than any other's."""
-    if unjudged := _about(key, found):
-        return unjudged
+    """Accuracy is higher and training loss lower than any other's; judged only if the curve and another were run."""
+    if key not in found or len(found) < 2:
+        return _unjudged(ALONE if key in found else "the claim's own curve was left out", found.values())
     own, others = found[key], [one for name, one in found.items() if name != key]
-    holds = all(_more(own.accuracy, one.accuracy) and own.has_less_loss(one) for one in others)
-    return Verdict(holds, _with_losses(found.values()))
-
-
-def _about(key: str, found: Curves) -> Verdict | None:
-    """Judge a claim about one curve only if that was run, and another one."""
-    if key in found and len(found) > 1:
-        return None
-    return _unjudged(ALONE if key in found else "the claim's own curve was left out", found.values())
+    holds = all(_more(own.accuracy, one.accuracy) and _more(one.train_loss, own.train_loss) for one in others)
+    return holds, _with_losses(found.values())
 
 
 def _unjudged(why: str, found: Iterable[Found]) -> Verdict:
-    return Verdict(None, "; ".join([why, *(one.text for one in found)]))
+    return None, "; ".join([why, *(one.text for one in found)])
 
 
 def _more(a: Spread, b: Spread) -> bool:

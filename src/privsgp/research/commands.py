@@ -59,15 +59,15 @@ def compare(
     jobs: Jobs = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Default runs/<name>-compare.")] = None,
     data_dir: DataDir = None,
-    save: Annotated[Path | None, typer.Option(help="The picture; default comparison.png in the folder.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare methods at one certified budget, each at its best step size. The same command continues after Ctrl-C."""
     settings = configured(config, changes)
+    from privsgp.engine.folder import Folder
     from privsgp.files import write_json
     from privsgp.research import compare as comparing
     from privsgp.research import picture
-    from privsgp.research.bench import Bench, alone_in
+    from privsgp.research.bench import Bench
     from privsgp.research.shown import show_comparison
 
     place = folder or Path("runs") / f"{settings.name}-compare"
@@ -75,13 +75,13 @@ def compare(
     if moved := comparing.moved(settings, names):
         note(f"on a ring, not on graph.name = {settings.graph.name!r}: {', '.join(moved)} (links must go both ways)")
     bench = Bench(place, data_dir, jobs, stage)
-    with _going_on(), alone_in(place):
+    with _going_on(), Folder(place).locked():
         told = comparing.compare(
             settings, names, bench, seeds=seeds, tuning_seeds=tuning_seeds,
             step_sizes=numbers("step-sizes", step_sizes),
         )  # fmt: skip
         write_json(place / "comparison.json", told)
-        picture.draw_comparison(told, save or place / "comparison.png")
+        picture.draw_comparison(told, place / "comparison.png")
     tell(told, show_comparison, told, as_json=as_json)
     err.print(f"comparison.json and the runs are in {place}", soft_wrap=True)
 
@@ -99,9 +99,6 @@ def reproduce(
     max_steps: Annotated[
         int | None, typer.Option(help="Leave out curves with more steps; a claim about one is not judged.")
     ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="A curve's label, or what stands before its comma; others are left out.")
-    ] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, for every curve.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -118,16 +115,16 @@ def reproduce(
     names = NAMES if name == "all" else [name]
     for one in names:
         known(one)
+    from privsgp.engine.folder import Folder
     from privsgp.research import reproduce as figures
-    from privsgp.research.bench import Bench, alone_in
+    from privsgp.research.bench import Bench
     from privsgp.research.shown import show_figure
 
-    wanted = [(one, m, s) for one in names for m in MODES for s in SCALES if mode in (m, "both") and s == scale]
     bench = Bench(folder, data_dir, jobs, stage)
-    with _going_on(), alone_in(folder):
-        for one, m, s in wanted:
+    with _going_on(), Folder(folder).locked():
+        for one, m in [(one, m) for one in names for m in MODES if mode in (m, "both")]:
             told = figures.reproduce(
-                one, bench, scale=s, mode=m, seeds=seeds, max_steps=max_steps, only=only or (),
+                one, bench, scale=scale, mode=m, seeds=seeds, max_steps=max_steps,
                 changes=[f"engine.device={device}", *(changes or [])],
             )  # fmt: skip
             figures.save(told, folder)
@@ -152,10 +149,10 @@ def tune(
     from privsgp.research.shown import show_tuned
     from privsgp.research.tune import tune as search
 
-    found = search(settings, public, data_dir, most=trials, stage=stage)
-    save.write_text(found.config.beside(save.parent).toml())
+    found, tuned = search(settings, public, data_dir, most=trials, stage=stage)
+    save.write_text(tuned.beside(save.parent).toml())
     err.print(f"written to {save}")
-    tell(found.to_json(), show_tuned, found, as_json=as_json)
+    tell(found, show_tuned, found, as_json=as_json)
 
 
 def observe(

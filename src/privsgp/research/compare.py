@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from privsgp.research.bench import Bench, Several
-    from privsgp.research.claims import Spread
 
 VERSION = 1
 FACTORS = (1 / 4, 1 / 2, 1.0, 2.0, 4.0)  # of the configuration's step size
@@ -47,17 +46,13 @@ class Row:
         """Return plain values for JSON."""
         r, summary = self.runs, self.runs.summary
         trust = summary.get("trust", ALGORITHMS[self.algorithm].trust)
-        spreads = {"accuracy": r.accuracy} | {key: r.of(key) for key in ("test_loss", "train_loss", "virtual_seconds")}
         return {
             "algorithm": self.algorithm, "trust": trust, "graph": summary.get("graph"),
             "step_size": self.step_size,
-            "tried": [
-                {"step_size": size, "accuracy": _mean(s.accuracy), "test_loss": _mean(s.of("test_loss"))}
-                for size, s in sorted(self.tried.items(), key=lambda one: one[0])
-            ],
+            "tried": [{"step_size": g} | tried.spreads("accuracy", "test_loss") for g, tried in self.tried.items()],
             "seeds": [run.config.seed for run in r.runs], "diverged": r.diverged,
-            **{key: None if spread is None else spread.as_json() for key, spread in spreads.items()},
-            "metrics": {name: s.as_json() for name in metrics.NAMES if (s := r.of(name)) is not None},
+            **r.spreads("accuracy", "test_loss", "train_loss", "virtual_seconds"),
+            "metrics": {name: spread for name, spread in r.spreads(*metrics.NAMES).items() if spread is not None},
             "epsilon": r.epsilon, "sigma": summary.get("sigma"), "steps": r.config.algorithm.steps,
             "bytes_sent": summary.get("bytes_sent"),
             "accuracy_of": r.accuracy_key,
@@ -132,7 +127,7 @@ def _key(name: str, step_size: float) -> str:
 
 def method(config: Config, name: str) -> Config:
     """Return the configuration for another method, on another network where it cannot use the configuration's own."""
-    changed = config.with_section("graph", name="ring") if _moves(config, name) else config
+    changed = config.with_section("graph", name="ring") if moved(config, [name]) else config
     if config.privacy.noise == "pairwise":  # those that cannot share noise add their own
         changed = changed.with_section("privacy", noise="auto")
     return changed.model_copy(update={"name": f"{config.name}-{name}"}).with_algorithm(name=name)
@@ -140,11 +135,8 @@ def method(config: Config, name: str) -> Config:
 
 def moved(config: Config, algorithms: Sequence[str]) -> list[str]:
     """Return the methods that run on a ring, because they cannot use the configuration's own network."""
-    return [name for name in algorithms if name in ALGORITHMS and _moves(config, name)]
-
-
-def _moves(config: Config, name: str) -> bool:
-    return ALGORITHMS[name].network == "undirected" and config.graph.name not in _BOTH_WAYS
+    found = [name for name in algorithms if name in ALGORITHMS and ALGORITHMS[name].network == "undirected"]
+    return [] if config.graph.name in _BOTH_WAYS else found
 
 
 def base_step_size(config: Config) -> float:
@@ -200,7 +192,3 @@ def _beyond(tried: dict[float, Several]) -> float | None:
     if best == grid[0]:
         return grid[0] ** 2 / grid[1]
     return grid[-1] ** 2 / grid[-2] if best == grid[-1] else None
-
-
-def _mean(spread: Spread | None) -> float | None:
-    return None if spread is None else spread.mean

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting.mechanisms import ACCOUNTANTS, Accountant, nominal
 from privsgp.accounting.shown import up
@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 
     from privsgp.research.claims import Found, Verdict
 
-Mode = Accountant
-Scale = Literal["small", "full"]
 MODES = ACCOUNTANTS[::-1]  # the paper's own first
-SCALES: tuple[Scale, ...] = ("small", "full")
+SCALES = ("small", "full")
 
 
 @dataclass(frozen=True)
@@ -89,13 +87,9 @@ class Setting:
         """Theorem 1's γ = √(n/K), times the setting's factor."""
         return self.factor * math.sqrt(nodes / steps)
 
-    def budget(self, mode: Mode, epsilon: float) -> dict[str, Any]:
-        """Return [privacy] for a nominal budget, or for the same budget certified."""
-        return {"epsilon": epsilon, "accountant": mode}
-
-    def noise(self, mode: Mode) -> dict[str, Any]:
+    def noise(self, mode: Accountant) -> dict[str, Any]:
         """Return [privacy] of the figures with the same σ for all, or the same certified budget."""
-        return {"sigma": math.sqrt(self.variance)} if nominal(mode) else self.budget(mode, self.epsilon)
+        return {"sigma": math.sqrt(self.variance)} if nominal(mode) else {"epsilon": self.epsilon, "accountant": mode}
 
 
 @dataclass(frozen=True)
@@ -115,13 +109,13 @@ class Figure:
     """What is run, for a setting and a mode, and what the paper says about it."""
 
     says: str
-    curves: Callable[[Setting, Mode], list[Curve]]
+    curves: Callable[[Setting, Accountant], list[Curve]]
     claim: Callable[[Any, Mapping[str, Found]], Verdict]
     subject: Callable[[Setting], Any]  # the curves that the claim is about
     tuned: bool = False  # every curve at its own best step size, by the rule of `privsgp compare`
 
 
-def speedup(s: Setting, mode: Mode) -> list[Curve]:
+def speedup(s: Setting, mode: Accountant) -> list[Curve]:
     """Half the iterations for twice the nodes, so that γ = √(n/K) doubles; all of the data in every network."""
     found = []
     for n in s.networks:
@@ -130,24 +124,24 @@ def speedup(s: Setting, mode: Mode) -> list[Curve]:
     return found
 
 
-def best_k(s: Setting, mode: Mode) -> list[Curve]:
+def best_k(s: Setting, mode: Accountant) -> list[Curve]:
     """The same budget spent in few steps or in many."""
     steps = sorted((s.best, *s.others))
-    return [Curve(f"steps-{K}", f"K = {K}", s.values(s.budget(mode, s.epsilon), K)) for K in steps]
+    return [Curve(f"steps-{K}", f"K = {K}", s.values({"epsilon": s.epsilon, "accountant": mode}, K)) for K in steps]
 
 
-def tradeoff(s: Setting, mode: Mode) -> list[Curve]:
+def tradeoff(s: Setting, mode: Accountant) -> list[Curve]:
     """K* ∝ ε². The paper does not name its two other K: half and twice K*."""
     found = []
     for line, factor in (("K*/2", 0.5), ("K*", 1.0), ("2K*", 2.0)):
         for epsilon in s.epsilons:
             K = max(1, round(factor * s.best * (epsilon / s.epsilon) ** 2))
             key, label = f"epsilon-{up(epsilon)}-steps-{K}", f"{line}, ε = {up(epsilon)}"
-            found.append(Curve(key, label, s.values(s.budget(mode, epsilon), K), line, epsilon))
+            found.append(Curve(key, label, s.values({"epsilon": epsilon, "accountant": mode}, K), line, epsilon))
     return found
 
 
-def variance_reduction(s: Setting, mode: Mode) -> list[Curve]:
+def variance_reduction(s: Setting, mode: Accountant) -> list[Curve]:
     """Algorithm 1 against Algorithm 2, and beside Algorithm 1 the weight θ that costs hardly any noise."""
     printed = [
         Curve(name, name, s.values(s.noise(mode), s.steps, algorithm=name)) for name in ("privsgp-vr", "privsgp")
@@ -156,11 +150,11 @@ def variance_reduction(s: Setting, mode: Mode) -> list[Curve]:
     return [*printed, Curve("scaled", "privsgp-vr, scaled differences", ours, instead_of="privsgp-vr")]
 
 
-def methods(s: Setting, mode: Mode) -> list[Curve]:
+def methods(s: Setting, mode: Accountant) -> list[Curve]:
     """All three on an undirected ring for K* steps. No published noise of A(DP)²SGD is known to hold for one node."""
     found = []
     for name in ("privsgp-vr", "dp2-sgd", "adp2-sgd"):
-        budget = s.budget("certified" if name == "adp2-sgd" else mode, s.epsilon)
+        budget = {"epsilon": s.epsilon, "accountant": "certified" if name == "adp2-sgd" else mode}
         found.append(Curve(name, name, s.values(budget, s.best, algorithm=name, graph="ring")))
     return found
 
@@ -219,7 +213,7 @@ _CIFAR_SMALL = Setting(
     variance=0.03, best=97, others=(16, 35, 195, 391), epsilons=(1.0, 2.0, 3.0, 4.0), networks=(8, 16, 32, 64),
     steps=94, factor=0.3, points=4,
 )  # fmt: skip
-SETTINGS: dict[tuple[str, Scale], Setting] = {
+SETTINGS: dict[tuple[str, str], Setting] = {
     ("mnist", "full"): _MNIST, ("mnist", "small"): _MNIST_SMALL,
     ("cifar", "full"): _CIFAR, ("cifar", "small"): _CIFAR_SMALL,
 }  # fmt: skip

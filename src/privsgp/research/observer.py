@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     Matrix = NDArray[np.float64]
 
 LARGEST = 50_000_000  # n K² numbers of 8 bytes: what is kept for one observer
-_TOGETHER = 32  # steps whose innovations are multiplied at once
 _SWEEPS, _CLOSE = 200, 1e-4  # of the search for the worst Δ, and how near both its bounds have to be
 
 NOTE = (
@@ -53,21 +52,16 @@ def view(network: Graph, steps: int, shift: float, delta: float) -> Matrix:
     Assumes: full batches, noise of each site's own, taken as ideal, and gradients that do not depend on noise which
     the observer has not seen. No guarantee: the mechanism's own holds against everybody, and is never below this.
     """
-    _refuse_large(network.nodes, steps)
+    most = math.isqrt(LARGEST // network.nodes)
+    if network.nodes < 2 or not 1 <= steps <= most:
+        what = f"a neighbour's view of {network.nodes} nodes in {steps} steps"
+        raise Refused(what, f"take at least 2 nodes and 1 to {most} steps")
     if not math.isfinite(steps * shift * shift):
         raise Refused(f"a neighbour's view of records that move by {shift:g} σ", "give more noise: no ε is finite here")
     units = np.ones(network.nodes)  # squares of units neither overflow nor vanish
     mu = seen_shifts([network.matrix(k) for k in range(steps)], units, units) * shift
     of = np.vectorize(lambda m: m if math.isnan(m) else Gaussian(m).epsilon(delta), otypes=[float])
     return np.asarray(of(mu))
-
-
-def _refuse_large(nodes: int, steps: int) -> None:
-    if nodes < 2 or steps < 1:
-        raise Refused(f"a neighbour's view of {nodes} nodes in {steps} steps", "take at least 2 nodes and 1 step")
-    if nodes * steps**2 > LARGEST:
-        most = math.isqrt(LARGEST // nodes)
-        raise Refused(f"a neighbour's view of {nodes} nodes in {steps} steps", f"take at most {most} steps")
 
 
 def seen_shifts(mixing: Sequence[Matrix], shifts: Matrix, sigmas: Matrix) -> Matrix:
@@ -103,19 +97,17 @@ def information(i: int, mixing: Sequence[Matrix], shifts: Matrix, sigmas: Matrix
     record of each site that shows at step t has misled the filter.
     """
     nodes, steps = len(shifts), len(mixing)
-    told, innovations = np.zeros((nodes, steps, steps)), []
+    told = np.zeros((nodes, steps, steps))
     covariance, moved = np.zeros((nodes, nodes)), np.zeros((steps, nodes, nodes))
     others = np.delete(np.arange(nodes), i)
     for k, P in enumerate(mixing):
         covariance[others, others] += sigmas[others] ** 2
         moved[k, others, others] = shifts[others]
         if len(seen := others[P[i, others] > 0]):
-            innovations.append(_learn(covariance, moved, seen))
+            rows = _learn(covariance, moved[: k + 1], seen).transpose(2, 0, 1)
+            told[:, : k + 1, : k + 1] += rows @ rows.transpose(0, 2, 1)
         covariance = P @ covariance @ P.T
         moved[: k + 1] = P @ moved[: k + 1]
-        if innovations and (k % _TOGETHER == 0 or k == steps - 1):
-            rows = np.concatenate(innovations, axis=1).transpose(2, 0, 1)
-            told, innovations = told + rows @ rows.transpose(0, 2, 1), []
     return told
 
 
@@ -146,7 +138,8 @@ def worst(gram: Matrix) -> float:
     for sweep in range(_SWEEPS):
         y = np.diag(gram) + _ascend(others, v)
         if sweep % 10 == 1:
-            bound = min(bound, _dual(gram, y))
+            lacking = linalg.eigvalsh(gram - np.diag(y), subset_by_index=[len(y) - 1, len(y) - 1])[0]
+            bound = min(bound, float(y.sum() + len(y) * max(lacking, 0.0)))
             if bound <= (1 + _CLOSE) * float(np.sum(v * (gram @ v))):
                 break
     return bound
@@ -161,8 +154,3 @@ def _ascend(others: Matrix, v: Matrix) -> Matrix:
         if length:
             v[t] = pull / length
     return strength
-
-
-def _dual(gram: Matrix, y: Matrix) -> float:
-    lacking = linalg.eigvalsh(gram - np.diag(y), subset_by_index=[len(y) - 1, len(y) - 1])[0]
-    return float(y.sum() + len(y) * max(lacking, 0.0))

@@ -1,17 +1,16 @@
-"""Pictures of many runs: a line and a band for each method or setting."""
+"""Pictures of many runs: a line and a band for each method or setting. The same picture is the same bytes."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting.mechanisms import nominal
 from privsgp.accounting.shown import span_up
-from privsgp.errors import Refused
 from privsgp.research import claims
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -24,15 +23,13 @@ _STYLES = ("-", "--", ":")  # the colours again
 
 
 def draw_comparison(told: dict[str, Any], path: Path) -> None:
-    """Draw accuracy against steps and, where there is a clock, against virtual time."""
-    rows = told["rows"]
-    panels = [("against_steps", "steps")]
-    if any(row["against_time"] for row in rows):
-        panels.append(("against_time", "virtual seconds"))
-    figure, axes = panes(len(panels))
-    for axis, (key, x) in zip(axes, panels, strict=True):
-        lines(axis, {row["algorithm"]: row[key] for row in rows if row[key]})
-        dress(axis, x, "test accuracy")
+    """Draw accuracy, as comparison.json holds it, against steps and, where there is a clock, against virtual time."""
+    panels = {"against_steps": "steps", "against_time": "virtual seconds"}
+    drawn = [key for key in panels if any(row[key] for row in told["rows"])] or ["against_steps"]
+    figure, axes = panes(len(drawn))
+    for axis, key in zip(axes, drawn, strict=True):
+        lines(axis, {row["algorithm"]: row[key] for row in told["rows"] if row[key]})
+        dress(axis, panels[key], "test accuracy")
     save(figure, path)
 
 
@@ -41,11 +38,15 @@ def draw_figure(told: dict[str, Any], path: Path) -> None:
     along = told["curves"][0]["line"]
     figure, axes = panes(1 if along else 2)
     if along:
-        lines(axes[0], _points(told["curves"]), marker="o")
+        by_line: dict[str, list[dict[str, Any]]] = {}
+        for c in told["curves"]:
+            by_line.setdefault(c["line"], []).append(c)
+        points = {_legend(line, on): [{"x": c["x"]} | c["accuracy"] for c in on] for line, on in by_line.items()}
+        lines(axes[0], points, marker="o")
         dress(axes[0], "ε, nominal" if nominal(told["mode"]) else "ε, certified", "test accuracy")
     else:
         for axis, key, words in zip(axes, ("loss", "accuracy"), ("training loss", "test accuracy"), strict=True):
-            lines(axis, {_legend([c]): c[f"{key}_curve"] for c in told["curves"]})
+            lines(axis, {_legend(c["label"], [c]): c[f"{key}_curve"] for c in told["curves"]})
             dress(axis, "steps", words)
             means = [p["mean"] for c in told["curves"] for p in c[f"{key}_curve"]]
             if means and 0 < 1000 * min(means) < max(means):  # one curve would flatten all others
@@ -55,20 +56,10 @@ def draw_figure(told: dict[str, Any], path: Path) -> None:
     save(figure, path)
 
 
-def _points(curves: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, float]]]:
-    """Put the curves' final accuracies on their lines."""
-    by_line: dict[str, list[dict[str, Any]]] = {}
-    for c in curves:
-        by_line.setdefault(c["line"], []).append(c)
-    return {_legend(on, line): [{"x": c["x"]} | c["accuracy"] for c in on] for line, on in by_line.items()}
-
-
-def _legend(curves: Sequence[dict[str, Any]], words: str = "") -> str:
-    """Return a label with the certified ε of what it stands for."""
+def _legend(words: str, curves: Sequence[dict[str, Any]]) -> str:
+    """Return a label with the certified ε of the curves."""
     found = [c["epsilon_certified"] for c in curves]
-    if None in found:
-        return f"{words or curves[0]['label']} (ε: no finite bound)"
-    return f"{words or curves[0]['label']} (ε = {span_up(found, 3)})"
+    return f"{words} (ε: no finite bound)" if None in found else f"{words} (ε = {span_up(found, 3)})"
 
 
 def panes(count: int) -> tuple[Figure, list[Axes]]:
@@ -76,10 +67,7 @@ def panes(count: int) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.4 * count + 0.4, 4.2), layout="constrained", facecolor="white")
-    axes: list[Axes] = list(figure.subplots(1, count, squeeze=False).flat)
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    return figure, list(figure.subplots(1, count, squeeze=False).flat)
 
 
 def lines(axis: Axes, curves: Mapping[str, Points], marker: str = "") -> None:
@@ -95,18 +83,14 @@ def lines(axis: Axes, curves: Mapping[str, Points], marker: str = "") -> None:
 def dress(axis: Axes, x: str, y: str) -> None:
     """Name the axes and take away what is not needed."""
     axis.set(xlabel=x, ylabel=y)
+    axis.spines[["top", "right"]].set_visible(False)
     axis.grid(visible=True, alpha=0.25)
     axis.legend(frameon=False, fontsize=8)
 
 
-def save(figure: Figure, path: str | Path, dpi: int = 100) -> None:
-    """Write a picture (.png, .pdf or .svg); the same picture is the same bytes."""
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture (.png or .svg)."""
     from matplotlib import rc_context
 
-    try:
-        with rc_context({"svg.hashsalt": "privsgp", "svg.fonttype": "none"}):
-            figure.savefig(path, dpi=dpi, metadata={"Date": None} if Path(path).suffix == ".svg" else None)
-    except (OSError, ValueError) as error:
-        raise Refused(
-            f"the picture {str(path)!r} cannot be written: {error}", "give a .png in a folder that exists"
-        ) from error
+    with rc_context({"svg.hashsalt": "privsgp", "svg.fonttype": "none"}):
+        figure.savefig(path, dpi=100, metadata={"Date": None} if path.suffix == ".svg" else None)

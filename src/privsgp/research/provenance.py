@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import subprocess
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,12 @@ _DECIDES = (":/src", ":/experiments", ":/examples", ":/benchmarks")  # what is i
 
 def provenance(device: str) -> dict[str, Any]:
     """Return what stands beside a result; `device` is a configuration's word for it."""
-    return {"commit": commit(), "versions": training.versions(), "device": described(device)}
+    name, model = device_name(device), platform.machine()
+    with suppress(OSError, TypeError):
+        cpus = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        model = re.search(r"^model name\s*:\s*(.+)$", cpus, re.MULTILINE)[1]  # type: ignore[index]
+    words = f"{os.cpu_count()} cores, {model}" if name == "cpu" else torch.cuda.get_device_name(name)
+    return {"commit": commit(), "versions": training.versions(), "device": words}
 
 
 @cache
@@ -31,31 +37,13 @@ def commit() -> str | None:
     """Return the commit of this checkout, with a + where what decides numbers differs; None where none is known."""
     if "PRIVSGP_COMMIT" in os.environ:
         return os.environ["PRIVSGP_COMMIT"]
-    head, changed = _git("rev-parse", "--short=12", "HEAD"), _git("status", "--porcelain", "--", *_DECIDES)
-    return None if head is None else head + ("+" if changed else "")
+    with suppress(OSError, subprocess.SubprocessError):
+        changed = _git("status", "--porcelain", "--", *_DECIDES)
+        return _git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+    return None
 
 
-def described(device: str) -> str:
-    """Return a device in words: the name of the GPU, or the processor's kind and how many cores there are."""
-    name = device_name(device)
-    if name != "cpu":
-        return torch.cuda.get_device_name(name)
-    return f"{os.cpu_count()} cores, {_model() or platform.machine()}"
-
-
-def _model() -> str | None:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        return None
-    return found[1] if found else None
-
-
-def _git(*arguments: str) -> str | None:
-    here = Path(__file__).parent
-    ask = ["git", "-C", str(here), *arguments]
-    try:
-        ran = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603  # words of ours
-    except (OSError, subprocess.SubprocessError):
-        return None
+def _git(*arguments: str) -> str:
+    ask = ["git", "-C", str(Path(__file__).parent), *arguments]
+    ran = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603  # words of ours
     return ran.stdout.strip()

@@ -8,18 +8,16 @@ curve was left out as one that cannot be judged.
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsgp import data
+from privsgp import data, files
 from privsgp.devices import device_name
 from privsgp.errors import Refused, refuse_below_one
-from privsgp.files import replace, write_json
 from privsgp.research import compare, picture
 from privsgp.research.claims import Found
-from privsgp.research.figures import SETTINGS, Curve, Figure, Mode, Scale, Setting, known
+from privsgp.research.figures import SETTINGS, Curve, Figure, Setting, known
 from privsgp.research.provenance import provenance
 from privsgp.runs import config as configs
 
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from privsgp.accounting.mechanisms import Accountant
     from privsgp.research.bench import Bench, Several
     from privsgp.runs.config import Config
 
@@ -40,17 +39,15 @@ def reproduce(
     name: str,
     bench: Bench,
     *,
-    scale: Scale = "small",
-    mode: Mode = "published",
+    scale: str = "small",
+    mode: Accountant = "published",
     seeds: int = 2,
     changes: Sequence[str] = (),
     max_steps: int | None = None,
-    only: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Run a figure and return what its JSON holds; the same call goes on with what is there.
+    """Run a figure and return what its JSON holds; the same call continues an interrupted one.
 
-    `changes` are KEY=VALUE settings for every curve; curves of more than `max_steps` steps are left out, and
-    where `only` names some (`_named`) all others.
+    `changes` are KEY=VALUE settings for every curve; curves of more than `max_steps` steps are left out.
 
     Guarantee: every ε is the certified accountant's, whatever noise the mode takes.
     Assumes: simulation.
@@ -61,13 +58,14 @@ def reproduce(
     curves = [c for c in planned if max_steps is None or c.values["algorithm"]["steps"] <= max_steps]
     if not curves:
         raise Refused(f"--max-steps {max_steps}", f"{name} has no curve with so few steps")
-    curves = _named(curves, only) if only else curves
     chosen = {curve.key: configs.parse(curve.values, changes) for curve in curves}
-    device_name(chosen[curves[0].key].engine.device)  # refused here too, though every run may be done already
-    bench = dataclasses.replace(
-        bench, out=bench.out / f"{name}-{mode}-{scale}", data_dir=_data_dir(setting, bench, chosen),
-        jobs=bench.jobs or setting.jobs,
-    )  # fmt: skip
+    device = chosen[curves[0].key].engine.device
+    device_name(device)  # refused here too, though every run may be done already
+    out, data_dir = bench.out / f"{name}-{mode}-{scale}", bench.data_dir
+    if setting.samples is not None and any(config.data.name == setting.file for config in chosen.values()):
+        small_copy(setting.data, setting.samples, out / "data" / setting.file, data_dir)
+        data_dir = out / "data"
+    bench = dataclasses.replace(bench, out=out, data_dir=data_dir, jobs=bench.jobs or setting.jobs)
     runs = _run(figure, setting, chosen, bench, seeds)
     return judged({
         "format": "privsgp-figure",
@@ -78,20 +76,9 @@ def reproduce(
         "mode": mode,
         "seeds": seeds,
         "changes": list(changes),
-        **provenance(chosen[curves[0].key].engine.device),
+        **provenance(device),
         "curves": [_told(curve, runs[curve.key]) for curve in curves],
     })  # fmt: skip
-
-
-def _named(curves: list[Curve], only: Sequence[str]) -> list[Curve]:
-    """Return the curves with these labels; what is no label names those in which it stands before the comma."""
-    keys: set[str] = set()
-    for words in only:
-        same = [c.key for c in curves if c.label == words] or [c.key for c in curves if c.label.startswith(f"{words},")]
-        if not same:
-            raise Refused(f"--only {words!r}", f"take some of {'; '.join(curve.label for curve in curves)}")
-        keys |= set(same)
-    return [curve for curve in curves if curve.key in keys]
 
 
 def judged(told: dict[str, Any]) -> dict[str, Any]:
@@ -101,16 +88,16 @@ def judged(told: dict[str, Any]) -> dict[str, Any]:
     """
     figure, setting = known(told["name"]), SETTINGS[_data(told["name"]), told["scale"]]
     planned, there = figure.curves(setting, told["mode"]), {curve["label"]: curve for curve in told["curves"]}
-    claim = partial(figure.claim, figure.subject(setting))
-    printed = [curve for curve in planned if not curve.instead_of]
     run = {curve.key: Found.told(there[curve.label]) for curve in planned if curve.label in there}
-    verdict = claim({curve.key: run[curve.key] for curve in printed if curve.key in run})
-    left_out = ", ".join(curve.label for curve in printed if curve.key not in run)
-    words = verdict.words + (f"; left out: {left_out}" if left_out else "")
-    found: dict[str, Any] = {"paper": figure.says, "holds": verdict.holds, "found": words}
-    if ours := {curve.instead_of: run[curve.key] for curve in planned if curve.instead_of and curve.key in run}:
-        scaled = claim({curve.key: run[curve.key] for curve in printed if curve.key in run} | ours)
-        found |= {"scaled": {"holds": scaled.holds, "found": scaled.words}}
+    printed = {curve.key: run[curve.key] for curve in planned if curve.key in run and not curve.instead_of}
+    ours = {curve.instead_of: run[curve.key] for curve in planned if curve.key in run and curve.instead_of}
+    subject = figure.subject(setting)
+    holds, words = figure.claim(subject, printed)
+    left_out = ", ".join(curve.label for curve in planned if curve.key not in run and not curve.instead_of)
+    found: dict[str, Any] = {"paper": figure.says, "holds": holds}
+    found["found"] = words + (f"; left out: {left_out}" if left_out else "")
+    if ours:
+        found["scaled"] = dict(zip(("holds", "found"), figure.claim(subject, printed | ours), strict=True))
     about = {key: value for key, value in told.items() if key not in ("curves", "scaled")}
     return about | found | {"curves": told["curves"]}  # a reader finds the verdict before them
 
@@ -118,21 +105,13 @@ def judged(told: dict[str, Any]) -> dict[str, Any]:
 def save(told: dict[str, Any], folder: Path) -> None:
     """Write a figure to NAME-MODE-SCALE.json, and draw it to .png and .svg beside that."""
     stem = f"{told['name']}-{told['mode']}-{told['scale']}"
-    write_json(folder / f"{stem}.json", told)
+    files.write_json(folder / f"{stem}.json", told)
     for suffix in ("png", "svg"):
         picture.draw_figure(told, folder / f"{stem}.{suffix}")
 
 
 def _data(name: str) -> str:
     return name.partition("-")[0]
-
-
-def _data_dir(setting: Setting, bench: Bench, chosen: dict[str, Config]) -> Path | None:
-    """Return where the data lie; a small copy is made where the figure wants one."""
-    if setting.samples is None or all(config.data.name != setting.file for config in chosen.values()):
-        return bench.data_dir
-    _small_copy(setting.data, setting.samples, bench.out / "data" / setting.file, bench.data_dir)
-    return bench.out / "data"
 
 
 def _run(figure: Figure, setting: Setting, chosen: dict[str, Config], bench: Bench, seeds: int) -> dict[str, Several]:
@@ -145,7 +124,6 @@ def _run(figure: Figure, setting: Setting, chosen: dict[str, Config], bench: Ben
 
 def _told(curve: Curve, runs: Several) -> dict[str, Any]:
     p = runs.config.privacy
-    spreads = {key: runs.of(key) for key in ("train_loss", "test_loss")} | {"accuracy": runs.accuracy}
     return {
         "label": curve.label, "line": curve.line, "x": curve.x, "config": runs.config.model_dump(mode="json"),
         "steps": runs.config.algorithm.steps, "step_size": compare.base_step_size(runs.config),
@@ -153,38 +131,32 @@ def _told(curve: Curve, runs: Several) -> dict[str, Any]:
         "epsilon_certified": runs.epsilon, "epsilon_nominal": p.epsilon if p.nominal else None,
         "diverged": runs.diverged,
         "seconds": sum(run.summary["seconds"] for run in runs.runs if run.summary is not None),
-        **{key: None if spread is None else spread.as_json() for key, spread in spreads.items()},
+        **runs.spreads("train_loss", "test_loss", "accuracy"),
         "loss_curve": runs.curve("train_loss"), "accuracy_curve": runs.curve(runs.accuracy_key),
     }  # fmt: skip
 
 
-def _small_copy(name: str, samples: int, path: Path, data_dir: Path | None) -> None:
-    """Write a part of the data set to an .npz file, unless it is there; a fixed seed decides which samples.
+def small_copy(name: str, samples: int, path: Path, data_dir: Path | None) -> None:
+    """Write some samples of MNIST or CIFAR-10 to an .npz file, unless it is there; a fixed seed decides which.
 
     CIFAR-10's pixels are averaged two by two.
     """
     if path.exists():
         return
-    whole = data.load(name, data_dir=data_dir)
-    rng = np.random.Generator(np.random.Philox(0))
+    whole, rng = data.load(name, data_dir=data_dir), np.random.Generator(np.random.Philox(0))
     arrays: dict[str, Any] = {"classes": np.int64(10)}
     for end, x, y, count in (("", whole.x, whole.y, samples), ("_test", whole.x_test, whole.y_test, TEST)):
         if x is None or y is None:
             raise TypeError(f"{name} has no test data")
         rows = rng.permutation(len(y))[:count]
-        arrays |= {f"x{end}": _halved(x[rows]) if name == "cifar10" else x[rows], f"y{end}": y[rows]}
+        arrays |= {f"x{end}": halved(x[rows]) if name == "cifar10" else x[rows], f"y{end}": y[rows]}
     path.parent.mkdir(parents=True, exist_ok=True)
-
-    def save(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            np.savez(file, **arrays)
-
-    replace(path, save)
+    np.savez(part := path.with_name(f"part-{path.name}"), **arrays)
+    part.replace(path)
 
 
-def _halved(images: NDArray[Any]) -> NDArray[np.float32]:
+def halved(images: NDArray[Any]) -> NDArray[np.float32]:
     """Average squares of two by two pixels."""
     n, channels, height, width = images.shape
     squares = images.reshape(n, channels, height // 2, 2, width // 2, 2)
-    halved: NDArray[np.float32] = squares.mean((3, 5), dtype=np.float32)
-    return halved
+    return np.asarray(squares.mean((3, 5), dtype=np.float32))

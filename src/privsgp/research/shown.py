@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,31 +13,26 @@ from privsgp.research import claims
 from privsgp.runs.views import LABELS, clocked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
-
-    from privsgp.research.tune import Tuned
 
 
 def show_comparison(comparison: dict[str, Any]) -> None:
     """Print a comparison, as comparison.json holds it, method by method."""
     from privsgp.features.options import pretraining
 
-    times = [row["virtual_seconds"] and row["virtual_seconds"]["mean"] for row in comparison["rows"]]
-    clock = any(clocked(time, row["steps"]) for time, row in zip(times, comparison["rows"], strict=True))
-    extra = [name for name in ("auc", "r2") if any(name in row.get("metrics", {}) for row in comparison["rows"])]
+    found = comparison["rows"]
+    clock = any(clocked(_mean(row["virtual_seconds"]), row["steps"]) for row in found)
+    extra = [name for name in ("auc", "r2") if any(name in row.get("metrics", {}) for row in found)]
     names = [LABELS[name] for name in extra]
     head = ["method", "accuracy %", *names, "loss", "ε", "step", "steps", "MB", *(["time"] if clock else [])]
     rows = [
         [
-            row["algorithm"], _accuracy(row), *(_three(_mean(row, name)) for name in extra),
-            _three(row["test_loss"] and row["test_loss"]["mean"]), _three(row["epsilon"], up),
-            _three(row["step_size"]), str(row["steps"]),
-            f"{(row['bytes_sent'] or 0) / 1e6:.1f}",
-            *([_three(time)] if clock else []),
+            row["algorithm"], _accuracy(row), *(_three(_mean(row.get("metrics", {}).get(name))) for name in extra),
+            _three(_mean(row["test_loss"])), "–" if row["epsilon"] is None else up(row["epsilon"], 3),
+            _three(row["step_size"]), str(row["steps"]), f"{(row['bytes_sent'] or 0) / 1e6:.1f}",
+            *([_three(_mean(row["virtual_seconds"]))] if clock else []),
         ]
-        for time, row in zip(times, comparison["rows"], strict=True)
+        for row in found
     ]  # fmt: skip
     show_table(comparison["config"]["name"], head, rows, words=["method"], wide=True)
     said = ["time is virtual, in seconds; accuracy is mean ± standard deviation over seeds"] if clock else []
@@ -69,13 +63,12 @@ def _accuracy(row: dict[str, Any]) -> str:
     return f"{100 * found['mean']:.2f} ± {100 * found['sd']:.2f}{lost}"
 
 
-def _mean(row: dict[str, Any], name: str) -> float | None:
-    found = row.get("metrics", {}).get(name)
-    return None if found is None else float(found["mean"])
+def _mean(spread: dict[str, Any] | None) -> float | None:
+    return None if spread is None else float(spread["mean"])
 
 
-def _three(value: float | None, write: Callable[[float, int], str] = lambda v, digits: f"{v:.{digits}g}") -> str:
-    return "–" if value is None else write(value, 3)
+def _three(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
 
 
 _MOST_SITES = 9  # for which a matrix fits into eighty characters
@@ -97,11 +90,11 @@ def show_view(epsilon: NDArray[np.float64], delta: float, guarantee: float) -> N
     show_lines([NOTE])
 
 
-def show_tuned(found: Tuned) -> None:
+def show_tuned(found: dict[str, Any]) -> None:
     """Print every trial with its score, the best one marked."""
     head = ("step size", "clip", "batch", "steps", "momentum", "tail", "score", "")
     rows = [
-        (*(f"{value:.4g}" for value in astuple(trial)), f"{score:.4f}", "←" if trial == found.best else "")
-        for trial, score in found.trials
+        [*(f"{value:.4g}" for value in trial.values()), "←" if trial.items() >= found["best"].items() else ""]
+        for trial in found["trials"]
     ]
-    show_table(f"tuned on {found.source.text}", head, rows, words=())
+    show_table(f"tuned on {found['looked_at']}", head, rows, words=())

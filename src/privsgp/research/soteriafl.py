@@ -14,18 +14,17 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean, difference_mean, full_mean
 from privsgp.algorithms.block import Drawn, Settings, State
 from privsgp.algorithms.events import Release, Step, ToServer
 from privsgp.algorithms.push_sum import PrivSGP
 from privsgp.algorithms.saga import PrivSGPVR, SagaOptions, init_table, restore_table, saga_estimate
-from privsgp.errors import Refused
 from privsgp.options import Options, Positive, Share, option
 
 if TYPE_CHECKING:
@@ -37,27 +36,17 @@ if TYPE_CHECKING:
 class CompressionOptions(Options):
     """How messages to the server are compressed, after their noise."""
 
-    compressor: Literal["none", "random-k"] = option("none", "how a message is made shorter")
-    kept: Share | None = option(None, "share of the coordinates that random-k sends; left out: 0.05")
+    kept: Share | None = option(None, "share of the coordinates that a message keeps, drawn at random; left out: all")
     shift_rate: Annotated[float, Field(ge=0, le=1)] | None = option(None, "γ_s; left out: as in SoteriaFL's code")
-
-    @model_validator(mode="after")
-    def _has_a_use(self) -> Self:
-        if self.kept is not None and self.compressor == "none":
-            raise Refused(
-                f"algorithm.kept = {self.kept} with algorithm.compressor = 'none'",
-                "leave it out, or take algorithm.compressor = 'random-k'",
-            )
-        return self
 
     def make(self, dim: int) -> RandomK:
         """Return the compressor for messages of so many numbers."""
-        return RandomK(dim, dim if self.compressor == "none" else max(1, int((self.kept or 0.05) * dim)))
+        return RandomK(dim, dim if self.kept is None else max(1, int(self.kept * dim)))
 
 
 @dataclass(frozen=True)
 class RandomK:
-    """(d/k) · v on k coordinates, each set of k equally likely; 0 elsewhere. k = d is no compression."""
+    """(d/k) · v on k coordinates, each set of k equally likely and public; 0 elsewhere. k = d changes nothing."""
 
     dim: int
     kept: int
@@ -66,10 +55,6 @@ class RandomK:
     def omega(self) -> float:
         """E‖C(v) − v‖² = (d/k − 1) ‖v‖²."""
         return self.dim / self.kept - 1
-
-    def size(self, number: int) -> int:
-        """Return the bytes of a message whose numbers have so many bytes each: which they are, everybody knows."""
-        return self.kept * number
 
     def __call__(self, v: Tensor, bits: np.random.Philox) -> Tensor:
         """Keep of every row of v [m, d] the k coordinates with the smallest coins."""
@@ -93,7 +78,7 @@ class SoteriaFL(Algorithm):
     @staticmethod
     def sent_bytes(settings: Settings, dim: int, number: int) -> int:
         """Return the length of a compressed message."""
-        return settings.own(CompressionOptions).make(dim).size(number)
+        return settings.own(CompressionOptions).make(dim).kept * number
 
     def begin(self, z: Tensor) -> None:
         """s_i = s = 0."""
@@ -122,7 +107,7 @@ class SoteriaFL(Algorithm):
         yield Release(v)
         self.shift.add_(v, alpha=self.shift_rate)
         # x ← x − γ (s + v);  s ← s + γ_s v, with v = mean_i v_i
-        mean = yield ToServer(v, self.compress.size(v.element_size()))
+        mean = yield ToServer(v, self.compress.kept * v.element_size())
         x = s.x.sub_(self.server_shift + mean, alpha=self.block.step_size(k))
         self.server_shift.add_(mean, alpha=self.shift_rate)
         return State(x, s.w, s.z.copy_(x))

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from privsgp.audit.audit import Stage
-    from privsgp.planner.record import Source
 
 LONGEST = 128  # steps of a rehearsal; a longer run takes as many coarser ones
 SEEDS = 3
@@ -45,24 +44,12 @@ class Trial:
     share: float
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """What was found: all trials with their scores, the best one, and the configuration with it."""
-
-    source: Source
-    trials: list[tuple[Trial, float]]
-    best: Trial
-    config: Config
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        rows = [asdict(trial) | {"score": score} for trial, score in self.trials]
-        best = asdict(self.best)
-        return {"looked_at": self.source.text, "best": best, "trials": rows}
-
-
-def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int = 60, stage: Stage = silent) -> Tuned:
+def tune(
+    config: Config, public: str, data_dir: Path | None = None, *, most: int = 60, stage: Stage = silent
+) -> tuple[dict[str, Any], Config]:
     """Search on `public` data: "synthetic", the name of a data set, or an .npz file; at most `most` trials.
+
+    Return all trials with their scores and the best one, as plain values, and the configuration with it.
 
     Guarantee: nothing here depends on the nodes' samples.
     Assumes: the sizes J_i and the model at x⁰ are public, and so is what is called so.
@@ -78,7 +65,8 @@ def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int
     rehearse = Rehearse(config, planning.network_of(config, problem), rehearsal)
     with stage("trials", most) as done:
         best = search(rehearse, start(config), most, done)
-    return Tuned(source, list(rehearse.scores.items()), best, applied(config, best))
+    trials = [asdict(trial) | {"score": score} for trial, score in rehearse.scores.items()]
+    return {"looked_at": source.text, "best": asdict(best), "trials": trials}, applied(config, best)
 
 
 def start(config: Config) -> Trial:

@@ -764,7 +764,8 @@ GONE: dict[str, tuple[str, Any]] = {
     "privacy.noise_curvature": ("leave it out: all steps have the same noise", 0.0),
     "privacy.pair_degree": ("leave it out: all pairs of nodes share noise", None),
     "features.views": ("leave it out: a model sees each sample once; features.mirror makes mirror images alike", None),
-    "algorithm.levels": ("leave it out: algorithm.compressor = 'random-k' makes messages shorter", None),
+    "algorithm.levels": ("leave it out: algorithm.kept = 0.05 makes messages shorter", None),
+    "algorithm.compressor": ("leave it out: algorithm.kept = 0.05 makes messages shorter", "none"),
     "algorithm.block": ("leave it out: each sample has its own entry; 'privsgp' keeps no table", None),
     "algorithm.unit_steps": ("leave it out: algorithm.step_size and privacy.clip set the length of a step", False),
     "algorithm.average_decay": ("leave it out: algorithm.average = 'tail' averages the last steps", None),
@@ -778,7 +779,6 @@ GONE: dict[str, tuple[str, Any]] = {
 # Values that are gone.
 _FORMER = (
     ("algorithm", "table", ("block",)),
-    ("algorithm", "compressor", ("quantisation",)),
     ("algorithm", "average", ("exponential",)),
     ("features", "name", ("random-conv", "efficientnet-lite1", "efficientnet-lite2")),
 )

@@ -32,7 +32,7 @@ from privsgp.runs.build import build_run
 from privsgp.runs.problem import assembled, first_model
 from privsgp.runs.resolve import make_graph, resolve
 from privsgp.sites.canonical import canonical, digest
-from privsgp.sites.identity import Card, CardFile, Hex
+from privsgp.sites.identity import Card, Hex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -102,7 +102,7 @@ class StudyFile(Options):
     created: _Time
     expires: _Time
     config: dict[str, Any]
-    roster: Annotated[list[CardFile], Field(min_length=2, max_length=1024)]
+    roster: Annotated[list[Card], Field(min_length=2, max_length=1024)]
     graph: Hex
     sample: _Shape
     model: _Model
@@ -113,7 +113,7 @@ class StudyFile(Options):
     sigma: list[float]
     shared_noise: _Shared | None
     limits: Limits
-    relay: CardFile | None
+    relay: Card | None
 
 
 @dataclass(frozen=True)

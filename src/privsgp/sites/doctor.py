@@ -46,8 +46,12 @@ class Finding(NamedTuple):
 def examine(site: Site, agreement: Agreement) -> list[Finding]:
     """Look at everything that can be looked at from here."""
     looks: dict[str, Callable[[Site, Agreement], str]] = {
-        "roster": _member, "policy": _policy, "clock": _clock, "certificate": _certificate, "own door": _door
-    }  # fmt: skip
+        "roster": _member,
+        "policy": _policy,
+        "clock": _clock,
+        "certificate": _certificate,
+        "own door": _door,
+    }
     others = [card for card in agreement.roster if card.identity != site.card.identity]
     used = agreement.trusted[len(agreement.roster) :] if site.card.address is None else ()  # a relay that is no member
     looks |= {card.name: partial(_peer, card) for card in (*others, *used)}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from privsgp.devices import device_of
 from privsgp.gradients.per_sample import Outer, Piece, Plain, smaller
 from privsgp.gradients.positions import Positions, Window
-from privsgp.gradients.product import Forward
+from privsgp.gradients.product import product, through
 from privsgp.gradients.rules.layer import Call, StackedLayer
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ class StackedLinear(StackedLayer):
     def forward(self, x: Tensor) -> Tensor:
         """Multiply each model's rows by its own weight."""
         a = self.split(x).flatten(1, -2)
-        bias = self.stacked.get("bias")
-        out: Tensor = Forward.apply(a, self.stacked["weight"], None if bias is None else bias[:, None])  # type: ignore[no-untyped-call]
+        weight, bias = self.stacked["weight"], self.stacked.get("bias")
+        shift = None if bias is None else bias[:, None]
+        out = through(a, lambda a: product(a, weight.transpose(1, 2), shift), product, weight)
         self.record(x, a, out)
         return self.join(out.view(self.models, -1, *x.shape[1:-1], out.shape[-1]))
 

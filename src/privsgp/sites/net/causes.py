@@ -26,7 +26,7 @@ _ANSWERS = {  # the peer was reached, and said no
 _CAUSES = (  # the first that fits
     ("certificate has expired",
      "the certificate of {name} has expired",
-     "{name} runs `privsgp site rotate`. If the clock here ({clock}) is wrong, set it"),
+     "{name} runs `privsgp site rotate`, and joins again. If the clock here ({clock}) is wrong, set it"),
     ("certificate is not yet valid",
      "the certificate of {name} is not valid yet",
      "compare the clock here ({clock}) with the clock at {name}, and set the wrong one"),
@@ -103,22 +103,15 @@ def own_certificate(site: Site) -> Cause | None:
     except (OSError, ValueError):  # the file is damaged: a server that runs shows the certificate that it has read
         return None
     if now > (until := shown.not_valid_after_utc):
-        return Cause(f"the certificate of this site expired at {_shown(until)}", "run `privsgp site rotate`")
+        return Cause(
+            f"the certificate of this site expired at {_shown(until)}", "run `privsgp site rotate`, and join again"
+        )
     if now < (since := shown.not_valid_before_utc):
         return Cause(
             f"the certificate of this site is not valid before {_shown(since)}",
-            f"set the clock here if {_shown(now)} is wrong, else run `privsgp site rotate`",
+            f"set the clock here if {_shown(now)} is wrong, else run `privsgp site rotate`, and join again",
         )
     return None
-
-
-def expired(card: Card, until: dt.datetime) -> Cause | None:
-    """Return that the certificate which a site showed last has expired since then, None if it has not."""
-    if dt.datetime.now(dt.UTC) <= until:
-        return None
-    return Cause(
-        f"the certificate of {card.name} expired at {_shown(until)}", f"{card.name} runs `privsgp site rotate`"
-    )
 
 
 def _shown(when: dt.datetime) -> str:

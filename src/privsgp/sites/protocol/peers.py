@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 from privsgp.sites.protocol.pairs import needs_keys
 
 if TYPE_CHECKING:
-    import datetime as dt
-
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.protocol.frames import Frame
     from privsgp.sites.protocol.gossip import Goodbye, Process
@@ -33,7 +31,6 @@ class Peer:
     met: float = -LONG_AGO  # when it last spoke to this site itself
     reporter: str = ""  # the site whose report `heard` is from
     delivered: tuple[int, float] = (-1, -LONG_AGO)  # the newest step of this site's that it has, and since when
-    certificate_until: dt.datetime | None = None  # of the certificate that it showed last
     step: int = 0
     phase: str = "signing"
     incarnation: int = 0  # 0 until it says hello
@@ -124,10 +121,6 @@ class PeerTable:
             self.relay_has = newest
             for target in self._far:
                 self._deliver(target, newest.get(target, -1))
-
-    def showed(self, peer: int, until: dt.datetime) -> None:
-        """Keep until when the certificate is valid that a peer has shown."""
-        self.others[peer].certificate_until = until
 
     def _deliver(self, target: int, step: int) -> None:
         if step != self.others[target].delivered[0]:
