@@ -249,7 +249,7 @@ def test_what_is_agreed_on_is_checked_by_each_site(six):
 )
 def test_a_policy_says_how_many_others_may_have_to_be_trusted(six, policy, allowed):
     if allowed:
-        refuse_against(policy, six.agreement, 0, Total(0.0, 0.0, ()))
+        refuse_against(policy, six.agreement, 0, Total(0.0, 0.0))
         return
     with pytest.raises(Refused, match="honest"):
-        refuse_against(policy, six.agreement, 0, Total(0.0, 0.0, ()))
+        refuse_against(policy, six.agreement, 0, Total(0.0, 0.0))
