@@ -288,9 +288,7 @@ def _runs_of(module: object) -> set[str]:
 def _refuse_no_module(model: object) -> None:
     if not isinstance(model, nn.Module):
         named = f"{model!r}: a name" if isinstance(model, str) else type(model).__name__
-        remedy = (
-            "give a torch.nn.Module, an instance, not its class; privsgp.models.make('mlp', …) makes one"
-        )
+        remedy = "give a torch.nn.Module, an instance, not its class; privsgp.models.make('mlp', …) makes one"
         raise Refused(f"model={named}", remedy)
 
 

@@ -33,7 +33,7 @@ def test_on_a_gpu_it_cancels_and_has_the_covariance_that_is_counted(monkeypatch,
     found = []
     for k in range(5):
         g = torch.zeros(NODES, D, device="cuda")
-        added.add_(g, range(NODES), k, 0)
+        added.add_(g, range(NODES), k)
         found.append(g.double().cpu())
     samples = torch.cat(found, 1).numpy()
     wanted = covariance.among(range(NODES))

@@ -43,7 +43,7 @@ def test_normals_are_those_of_the_cipher(d, step, attempt):
     room = torch.full((3 * d + 2,), torch.nan, dtype=torch.float64, device="cpu" if INTERPRETED else CUDA)
     out = room[1:-1].view(3, d)
     if INTERPRETED:
-        source._device_normals(out, nodes, step, attempt, noise._Once(source._keys))
+        source._device_normals(out, nodes, step, attempt, noise.Streams(source._keys))
     else:
         source.fill_normal(out, nodes, step, attempt)
     for row, node in zip(out.cpu(), nodes, strict=True):

@@ -175,7 +175,7 @@ def _spec(config: Config, problem: problems.Problem) -> RunSpec:
             raise Refused(f"an audit of {type(mechanism).__name__}", "SampledMean, Saga and Sag can be audited")
         if not mechanism.sigma:
             raise Refused(f"privacy.sigma = 0 for node {i}", "without noise ε is infinite: there is nothing to audit")
-    # Momentum, weights, unit steps and averages are made of noised directions, and whoever knows them can take them
+    # Momentum, weights and averages are made of noised directions, and whoever knows them can take them
     # back: the audit looks at the directions as they are.
     return dataclasses.replace(spec, momentum=0.0, weights=None)
 

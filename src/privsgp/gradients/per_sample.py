@@ -73,7 +73,7 @@ class Product(Piece):
 
     def scale_(self, factor: Tensor) -> None:
         """Scale δ; where the factor is 0 both factors become 0, so that 0 · inf cannot come back as NaN."""
-        super().scale_(factor)
+        self.delta = scaled(self.delta, factor)
         if not self.input_is_data:
             self.input = self.input.masked_fill(beside(factor, self.input) == 0, 0)
 
