@@ -14,7 +14,7 @@ import numpy as np
 
 from privsgp import data, files
 from privsgp.devices import device_name
-from privsgp.errors import Refused, refuse_below_one
+from privsgp.errors import Refused
 from privsgp.research import compare, picture
 from privsgp.research.claims import Found
 from privsgp.research.figures import SETTINGS, Curve, Figure, Setting, known
@@ -38,9 +38,9 @@ TEST = 1000  # test samples of a small copy
 def reproduce(
     name: str,
     bench: Bench,
-    *,
     scale: str = "small",
     mode: Accountant = "published",
+    *,
     seeds: int = 2,
     changes: Sequence[str] = (),
     max_steps: int | None = None,
@@ -53,7 +53,6 @@ def reproduce(
     Assumes: simulation.
     """
     figure, setting = known(name), SETTINGS[_data(name), scale]
-    refuse_below_one(seeds=seeds, max_steps=max_steps)
     planned = figure.curves(setting, mode)
     curves = [c for c in planned if max_steps is None or c.values["algorithm"]["steps"] <= max_steps]
     if not curves:
