@@ -115,7 +115,6 @@ def test_who_runs_on_another_network_is_said_before_anything_runs(tmp_path):
 @pytest.mark.parametrize(
     ("change", "options", "word"),
     [
-        ("seed=", {}, "seed"),
         ("algorithm.steps=auto", {}, "algorithm.steps = 'auto'"),
         ("privacy.accountant=published", {}, "published"),
         ("engine.device=tpu", {}, "engine.device = 'tpu'"),

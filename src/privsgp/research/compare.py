@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp import metrics
 from privsgp.algorithms import ALGORITHMS
-from privsgp.devices import device_name
 from privsgp.errors import Refused
 from privsgp.research.provenance import provenance
 from privsgp.runs.config import Config, Schedule
@@ -83,10 +82,11 @@ def compare(
     names = dict.fromkeys([*algorithms, *(["local"] if "local" in ALGORITHMS else [])])
     grid = sorted(set(step_sizes)) or [factor * base_step_size(config) for factor in FACTORS]
     methods = {name: method(config, name) for name in names}
+    about = provenance(config.engine.device)  # refuses a device that is not there, before anything runs
     found = rows(methods, grid, bench, seeds=seeds, tuning_seeds=tuning_seeds)
     return {
         "format": "privsgp-comparison", "version": VERSION, "simulation": True, "note": NOTE,
-        **provenance(config.engine.device), "config": config.model_dump(mode="json"),
+        **about, "config": config.model_dump(mode="json"),
         "rows": [row.as_json() for row in found],
     }  # fmt: skip
 
@@ -158,8 +158,6 @@ def _refuse_impossible(config: Config, algorithms: Sequence[str], step_sizes: Se
     unknown = [name for name in algorithms if name not in ALGORITHMS]
     if unknown or not algorithms:
         raise Refused(f"--algorithms {', '.join(unknown)}", f"take some of {', '.join(ALGORITHMS)}")
-    if config.seed is None:
-        raise Refused("a comparison without a seed", "it is a simulation: give the config a seed (seed = 0)")
     if config.algorithm.auto:
         raise Refused(
             f"algorithm.{config.algorithm.auto[0]} = 'auto' in a comparison",
@@ -172,11 +170,8 @@ def _refuse_impossible(config: Config, algorithms: Sequence[str], step_sizes: Se
         )
     if config.privacy.epsilon is None:
         raise Refused(f"privacy.sigma = {config.privacy.sigma} in a comparison", "give the budget all share: epsilon")
-    device_name(config.engine.device)  # refused here too, though every run may be done already
     if len(set(step_sizes)) == 1:
         raise Refused(f"--step-sizes {step_sizes[0]}", "give at least two, or none for a grid around the config's own")
-    for step_size in step_sizes:
-        with_step_size(config, step_size)
 
 
 def _best(tried: dict[float, Several]) -> float:
