@@ -175,13 +175,13 @@ def _timed(mixes: dict[str, Mix], steps: int, turns: int, network: Network) -> t
     sent: Row = dict.fromkeys(mixes, 0)
     for turn in range(turns + 1):  # the first to warm up
         for kind, mix in mixes.items():
-            began, bytes_before, cpu_before = time.perf_counter(), network.outbox.bytes, time.process_time()
+            began, bytes_before, cpu_before = time.perf_counter(), network.outbox.bytes_to.total(), time.process_time()
             for _ in range(steps):
                 mix()
             if turn:
                 took[kind].append(1e3 * (time.perf_counter() - began) / steps)
                 cpu[kind] += (time.process_time() - cpu_before) / (turns * steps)
-                sent[kind] += (network.outbox.bytes - bytes_before) / (turns * steps)
+                sent[kind] += (network.outbox.bytes_to.total() - bytes_before) / (turns * steps)
     d = network.agreement.weights
     return took, cpu, sent | {kind: 4 * d + 8 for kind in mixes if kind == "gloo"}
 

@@ -83,9 +83,10 @@ def same_noise(
     add_noise_(g, source, nodes, step - step % 2, sigma=sigma, attempt=attempt)
 
 
-def no_clip(self: PerSample, radius: float, mask: Tensor) -> None:
+def no_clip(self: PerSample, radius: float, mask: Tensor, *, exact: bool | None = None) -> None:
     """Mask, but do not clip."""
     del radius
+    self.exact = self.exact if exact is None else exact
     for piece in self.pieces:
         piece.scale_(mask.to(torch.float64))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -130,7 +129,9 @@ def train(
 
     def brought() -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None, Fields | None]:
         if config.test_is_public and isinstance(test, str | Path):
-            problems.refuse_own_file(Path(test), _paths(given), f"test={str(test)!r}")
+            brought = given.values() if isinstance(given, Mapping) else (given,)
+            files = [Path(one) for one in brought if isinstance(one, str | Path)]
+            problems.refuse_own_file(Path(test), files, f"test={str(test)!r}")
         arrays, public, count = _read(given, test, config, targets)
         dataset, parts, fields = _dataset(arrays, public, count, config.data.tokens, targets, learner)
         problems.refuse_counted(config, dataset)
@@ -179,11 +180,21 @@ def _configured(
 ) -> tuple[Any, configs.Config]:
     """Number the nodes that bring their own data, and put the sections of run.toml together."""
     given = dict(enumerate(data)) if are_sites(data) else data
-    sites = len(given) if isinstance(given, Mapping) else None
+    nodes = len(given) if isinstance(given, Mapping) else None
     if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
         own["sites"], given = list(map(str, given)), dict(enumerate(given.values()))
-    values = {key: value for key, value in sections.items() if value is not None}
-    return given, configs.parse(_sections(values, sites, kind, own))
+    values: dict[str, Any] = {}
+    for key, value in sections.items():
+        if key in ("graph", "algorithm") and isinstance(value, str):  # a section that has nothing but a name
+            values[key] = {"name": value}
+        elif value is not None:
+            values[key] = plain(value) if isinstance(value, Options | Mapping) else value
+    count = values.pop("nodes", nodes)
+    if nodes is not None and count != nodes:
+        raise Refused(f"nodes = {count} with data for {nodes} nodes", "leave nodes out")
+    values["data"] = {"name": "arrays" if nodes is None else configs.SITES} | own
+    values["data"] |= {} if count is None else {"nodes": count}
+    return given, configs.parse(values | {"model": {"name": "module"} | ({} if kind is None else {"loss": kind})})
 
 
 def _say(notes: Sequence[str]) -> None:
@@ -212,12 +223,6 @@ def _read_as(
     return said if schema is None else said | {"schema": schema}
 
 
-def _paths(data: object) -> list[Path]:
-    """Return the files and folders among what nodes bring."""
-    given = data.values() if isinstance(data, Mapping) else (data,)
-    return [Path(one) for one in given if isinstance(one, str | Path)]
-
-
 def _read(
     data: Any,  # noqa: ANN401 - what is brought, or a mapping of that for each node
     test: Any,  # noqa: ANN401 - what is brought, or nothing
@@ -232,7 +237,9 @@ def _read(
 
     def arrays(given: Any, where: str, *, own: bool) -> Any:  # noqa: ANN401 - whatever was brought
         if not is_frame(given) and not isinstance(given, str | Path):
-            _refuse_read_as(d, given, where)
+            for key in ("schema", "images", "text"):  # of files and frames: arrays are taken as they are
+                if getattr(d, key) is not None:
+                    raise Refused(f"{where} is a {type(given).__name__} beside {key}=…", f"leave {key} out")
             return given
         if is_frame(given):
             made = read_frame(given, where, task, d.form, own=own)
@@ -249,15 +256,6 @@ def _read(
         brought = arrays(data, "data", own=config.seed is None)
     public = None if test is None else arrays(test, "test", own=False)
     return brought, public, d.classes or next((count for count in said if count is not None), None)
-
-
-def _refuse_read_as(d: configs.Data, given: object, where: str) -> None:
-    """Refuse settings of files and frames for arrays, which are taken as they are."""
-    for key, kinds in (("schema", "tables"), ("images", "folders of images"), ("text", "files of texts")):
-        if getattr(d, key) is not None:
-            raise Refused(
-                f"{where} is a {type(given).__name__} beside {key}=…", f"give paths of {kinds}, or leave {key} out"
-            )
 
 
 def _start(
@@ -288,13 +286,10 @@ def _runs_of(module: object) -> set[str]:
 
 
 def _refuse_no_module(model: object) -> None:
-    if isinstance(model, str):
-        raise Refused(
-            f"model={model!r}: a name", "give a torch.nn.Module; privsgp.models.make('mlp', input_shape=(10,), "
-            "outputs=2, seed=0) makes those that run.toml has names for",
-        )  # fmt: skip
     if not isinstance(model, nn.Module):
-        raise Refused(f"model={type(model).__name__}", "give a torch.nn.Module: an instance, not its class")
+        named = f"{model!r}: a name" if isinstance(model, str) else type(model).__name__
+        remedy = "give a torch.nn.Module, an instance, not its class; privsgp.models.make('mlp', …) makes one"
+        raise Refused(f"model={named}", remedy)
 
 
 def _encoder(given: object, config: configs.Config, dataset: data_room.Dataset) -> nn.Module | None:
@@ -344,17 +339,6 @@ def _tried(call: Callable[[], Any], what: str, remedy: str) -> Any:  # noqa: ANN
         raise Refused(f"{what}: {error}", remedy) from error
 
 
-def _sections(settings: dict[str, Any], nodes: int | None, kind: Kind | None, own: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a config: names stand for sections that have nothing but a name."""
-    values = {k: {"name": v} if k in ("graph", "algorithm") and isinstance(v, str) else v for k, v in settings.items()}
-    values = {key: plain(value) if isinstance(value, Options | Mapping) else value for key, value in values.items()}
-    count = values.pop("nodes", nodes)
-    where = {"name": "arrays" if nodes is None else configs.SITES} | own | ({} if count is None else {"nodes": count})
-    if nodes is not None and where["nodes"] != nodes:
-        raise Refused(f"nodes = {count} with data for {nodes} nodes", "leave nodes out")
-    return values | {"data": where, "model": {"name": "module"} | ({} if kind is None else {"loss": kind})}
-
-
 def _dataset(
     data: data_room.Dataset | Brought | Mapping[int, Brought],
     test: Any,  # noqa: ANN401 - a pair of arrays
@@ -376,7 +360,7 @@ def _dataset(
         public = None if public is None else _packed(public, fields, "test")
     if not isinstance(data, Mapping):
         dataset = data_room.from_arrays(*given[0], *(public or ()), task=task, classes=classes, vocabulary=vocabulary)
-        return _made_of(dataset, fields), None, fields
+        return _of_columns(dataset, fields), None, fields
     for i, arrays in enumerate(given):
         if len(arrays) != 2:
             raise Refused(f"node {i} brings {len(arrays)} arrays", "give each node (x, y), and test data as `test`")
@@ -386,7 +370,7 @@ def _dataset(
         for i, (x, y) in enumerate(given)
     ]
     dataset, parts = pool(sites, "arrays", classes)
-    return _made_of(dataset, fields), parts, fields
+    return _of_columns(dataset, fields), parts, fields
 
 
 def _checked(
@@ -438,6 +422,7 @@ def _packed(arrays: tuple[Any, ...], fields: Fields, name: str) -> tuple[Any, ..
     )
 
 
-def _made_of(dataset: data_room.Dataset, fields: Fields | None) -> data_room.Dataset:
-    tokens = fields is not None and any(fields.vocabulary)
-    return dataclasses.replace(dataset, vocabulary=fields.columns) if fields is not None and tokens else dataset
+def _of_columns(dataset: data_room.Dataset, fields: Fields | None) -> data_room.Dataset:
+    if fields is None or not any(fields.vocabulary):
+        return dataset
+    return replace(dataset, vocabulary=fields.columns)

@@ -30,10 +30,8 @@ class Device:
     """What a kind of device can do."""
 
     in_host_memory: bool  # arrays lie in this process's memory: NumPy, hashes and a second thread reach them
-    has_cudnn: bool  # convolutions are cuDNN's, and so is what is fast among them
-    records: bool  # a step's launches can be recorded, and replayed at once
-    pins: bool  # nobody has to wait for a copy from page-locked memory
-    backend: str  # by which torch.distributed sends messages from it
+    # Convolutions are cuDNN's, a step's launches can be recorded, and nobody waits for a copy from page-locked memory.
+    has_cudnn: bool
 
     @property
     def uses_tf32(self) -> bool:
@@ -63,10 +61,8 @@ class Device:
         return max(1, numbers // x.shape[1]) if self.in_host_memory else len(x)
 
 
-_CPU = Device(in_host_memory=True, has_cudnn=False, records=False, pins=False, backend="gloo")
-_GPU = Device(in_host_memory=False, has_cudnn=True, records=True, pins=True, backend="nccl")
-_UNKNOWN = Device(in_host_memory=False, has_cudnn=False, records=False, pins=False, backend="gloo")
-_KINDS = {"cpu": _CPU, "cuda": _GPU}
+_KINDS = {"cpu": Device(in_host_memory=True, has_cudnn=False), "cuda": Device(in_host_memory=False, has_cudnn=True)}
+_UNKNOWN = Device(in_host_memory=False, has_cudnn=False)
 
 
 def device_of(where: Tensor | torch.device) -> Device:

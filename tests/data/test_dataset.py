@@ -17,7 +17,7 @@ def replaced(array, index, value):
 
 
 def test_types_and_shapes():
-    data = from_arrays(X, Y, X[:2], np.array([2.0, 0.0]))
+    data = from_arrays(X, Y, X[:2], np.array([2.0, 0.0]), classes=3)
     assert (data.x.dtype, data.y.dtype, data.classes) == (np.float32, np.int64, 3)
     assert data.y_test is not None
     assert data.y_test.tolist() == [2, 0]
@@ -55,8 +55,8 @@ def test_classes_are_counted_in_the_public_labels():
         ({"y": np.array([0, np.nan, 1, 0])}, r"y\[1\] = nan"),
         ({"y": np.array([0, 1, 1, np.inf])}, r"y\[3\] = inf"),
         ({"y": np.array([1, -1, 1, 0])}, r"y\[1\] = -1 is outside 0..1"),
-        ({"y": np.array([0, 1, 99, 2])}, "a label is 99 but none is 3"),
-        ({"y": np.array([1, 2, 3, 1])}, "a label is 1 but none is 0"),
+        ({"y": np.array([0, 1, 99, 2])}, "a label in y is 99 but none is 3"),
+        ({"y": np.array([1, 2, 3, 1])}, "a label in y is 1 but none is 0"),
         ({"y": np.array([0, 3, 1, 2]), "x_test": X, "y_test": Y}, r"y\[1\] = 3 is outside 0..2"),
         ({"classes": 2}, r"y\[2\] = 2 is outside 0..1"),
         ({"classes": 3, "x_test": X, "y_test": Y + 1}, r"y_test\[2\] = 3 is outside 0..2"),

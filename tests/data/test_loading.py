@@ -100,7 +100,7 @@ def test_unknown_name():
 
 
 def test_npz_by_path_or_in_the_data_folder(tmp_path):
-    np.savez(tmp_path / "a.npz", x=X, y=Y, x_test=X[:2], y_test=np.array([0, 2]))
+    np.savez(tmp_path / "a.npz", x=X, y=Y, x_test=X[:2], y_test=np.array([0, 2]), classes=3)
     for data in (load(str(tmp_path / "a.npz")), load("a.npz", data_dir=tmp_path)):
         assert np.array_equal(data.x, X)
         assert data.y_test is not None

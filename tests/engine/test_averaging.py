@@ -55,7 +55,8 @@ def test_without_an_average_the_state_is_released(release):
 
 
 def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path):
-    options, config, draw = EVERYTHING, runs.small(tmp_path), random.Random(1)
+    options = EVERYTHING
+    config, draw = runs.small(tmp_path), random.Random(1)
     expected = runs.train(config, tmp_path / "whole", *options)
     arguments = ("train", config, "--out", tmp_path / "broken", "--resume", *options)
     assert sum(runs.killed(*arguments, moments=draw.randrange(20, 110)) for _ in range(3)) >= 1

@@ -17,6 +17,8 @@ from privsgp.engine.folder import Folder
 from privsgp.engine.spec import Protection
 from privsgp.errors import Interrupted, Refused
 
+pytestmark = pytest.mark.usefixtures("entered")
+
 STEPS = 200
 
 
@@ -39,6 +41,7 @@ def _payments(folder, *, simulation=False, spare=40, budget=True, private=True):
         here=range(2),
         steps=STEPS,
         simulation=simulation,
+        device=torch.device("cpu"),
         protection=protection,
         mechanisms=protection.mechanisms,
         released=lambda _node, k: k,
@@ -168,11 +171,11 @@ def test_a_node_may_release_often_in_a_step_and_another_never(tmp_path):
         assert budget_guard.reserve(0)
         assert runs.charged(tmp_path) == [100, 0]
         assert budget_guard.reserve(1)
-        budget_guard.record_one(0, 199, _message(0)[0])
+        budget_guard.record(199, _message(0)[:1], 0)
         with pytest.raises(Refused, match="not paid for"):
-            budget_guard.record_one(0, 200, _message(0)[0])
+            budget_guard.record(200, _message(0)[:1], 0)
         with pytest.raises(Refused, match="not paid for"):
-            budget_guard.record_one(1, 0, _message(0)[0])
+            budget_guard.record(0, _message(0)[:1], 1)
         raise Crash
     assert runs.charged(tmp_path) == [200, 0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,11 +28,8 @@ class _World:
     def __init__(self):
         self.done = []
 
-    def record(self, k, message):
-        self.done.append(("record", k, message.shape))
-
-    def record_one(self, node, number, message):
-        self.done.append(("record one", node, number, message.shape))
+    def record(self, number, message, node=None):
+        self.done.append(("record", number, message.shape, node))
 
     def messages(self, _k):
         return 3
@@ -62,7 +60,7 @@ def test_messages_are_recorded_before_they_are_mixed(world, driver):
     state = drive(_step(answers, Release(X), Exchange(X, W), Exchange(X + 1, W)), 7, driver)
     assert state.x is X
     assert world.done == [
-        ("record", 7, (4, 3)), ("mix", 7), ("mix", 7),
+        ("record", 7, (4, 3), None), ("mix", 7), ("mix", 7),
     ]  # fmt: skip
     assert answers[0] is None
     assert torch.equal(answers[1][0], 2 * X)
@@ -77,7 +75,7 @@ def test_servers_pairs_and_kernels(world, driver):
     assert torch.equal(x[0], (X[0] + X[2]) / 2)
     assert torch.equal(x[0], x[2])
     assert torch.equal(x[1], X[1])
-    assert world.done == [("record one", 1, 9, (3,))]
+    assert world.done == [("record", 9, (1, 3), 1)]
     assert driver.bytes_sent == 1000 + 4 * (5 + 12) + 2 * 12 + 3 * 10
 
 
@@ -187,7 +185,7 @@ def test_a_site_commits_records_posts_and_waits():
 
     transport = SimpleNamespace(
         prepare=noted("prepare", "messages"), post=noted("post"), arrive=noted("wait", (X, W)),
-        outbox=SimpleNamespace(bytes=40),
+        outbox=SimpleNamespace(bytes_to=Counter({1: 40})),
     )  # fmt: skip
     guard = SimpleNamespace(record=noted("record"), heads=noted("heads"))
     site = SiteDriver(transport, guard, noted("commit"), sent=2)

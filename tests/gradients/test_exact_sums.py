@@ -133,18 +133,13 @@ def test_where_positions_may_cancel_the_least_difference_clip_is_larger(tmp_path
 
 @pytest.mark.parametrize("name", [a.name for a in ALGORITHMS.values() if a.private])
 def test_without_a_seed_estimates_are_in_float64_until_noise_is_added(name, tmp_path, monkeypatch):
-    seen, add, step = [], independent.add_noise_, independent.step_
+    seen, add = [], independent.add_noise_
 
     def watched(g, *rest, **options):
         seen.append(g.dtype)
         add(g, *rest, **options)
 
-    def stepped(x, g, *rest, **options):
-        seen.append(g.dtype)
-        return step(x, g, *rest, **options)
-
     monkeypatch.setattr(independent, "add_noise_", watched)
-    monkeypatch.setattr(independent, "step_", stepped)
     given = {"algorithm__name": name, "algorithm__steps": 3, "privacy__sigma": 0.2}
     if ALGORITHMS[name].network == "undirected":
         given["graph__name"] = "ring"

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 import runs
-from privsgp.engine.budget_guard import BudgetGuard
+from privsgp.engine import budget_guard
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.research import bench as pool
@@ -59,7 +60,7 @@ def test_a_run_whose_crash_left_no_budget_is_made_again_whole(tmp_path, monkeypa
     path = runs.small(tmp_path, runs.SMALL.replace("sigma = 0.05", "epsilon = 1.0\nspare = 0.0") + "\n")
     path.write_text(path.read_text().replace("checkpoint_every = 7", "checkpoint_every = 0"))
     assert runs.killed("train", path, "--out", tmp_path / "half", steps=20)
-    monkeypatch.setattr(BudgetGuard, "_may_be_hashed", lambda *_: False)
+    monkeypatch.setattr(budget_guard, "device_of", lambda _: SimpleNamespace(in_host_memory=False))
     pool._run(configs.read(path), tmp_path / "half", None, lambda *_: None)
     monkeypatch.undo()
     (found,) = pool.run_all([(configs.read(path), tmp_path / "half")])

@@ -294,10 +294,8 @@ def _site(study: Path, file: Path, home: Path, out: Path, state: str, faults: Fa
     import torch
 
     from privsgp.errors import Interrupted, Refused
-    from privsgp.sites.protocol import link_journal
     from privsgp.sites.run import join
 
-    link_journal._LEAST, link_journal.GROWTH = 0, 1  # a new file every few steps, as where models are large
     torch.set_num_threads(1)
     os.environ["PRIVSGP_STATE"] = state
     sys.stdout = sys.stderr = Path(f"{out}.log").open("a", buffering=1)  # noqa: SIM115 - to the end

@@ -450,8 +450,8 @@ class World:
         life.finished = True
         self.held[process.node] = (
             float(w[0]),
-            _weights(made.targets, made.links.sums),
-            _weights(made.sources, made.links.arrived),
+            _weights(made.targets, made.sums),
+            _weights(made.sources, made.arrived),
         )
 
     def weight(self) -> float:

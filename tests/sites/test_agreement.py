@@ -24,6 +24,8 @@ from privsgp.sites.doctor import examine
 from privsgp.sites.run import check_policy
 from runs import command
 
+pytestmark = pytest.mark.usefixtures("entered")
+
 JSON = st.recursive(
     st.none()
     | st.booleans()

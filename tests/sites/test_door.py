@@ -19,6 +19,7 @@ from consortium import Consortium
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from test_mailbox import frame
 
+import malformed
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.sites.agreement import Agreement, Limits
@@ -36,6 +37,7 @@ def house(tmp_path_factory):
     c = Consortium.make(tmp_path_factory.mktemp("door") / "c", limits=Limits(deadline=5.0, transfer=1.5))
     network = wire(c.sites[0], c.agreement, prepared(c))
     network.inbox.open()
+    network.members._silence = 3600.0  # tests push without a hello each second
     network.server.start(c.sites[0].listen)
     yield c, network
     network.server.stop()
@@ -170,12 +172,25 @@ def test_another_server_is_not_taken_for_the_site(house):
     assert code(error) == "UNAVAILABLE"
 
 
+@pytest.mark.parametrize("what", malformed.MESSAGES)
+def test_a_message_that_no_honest_site_sends_is_refused_at_the_door(house, what):
+    c, network = house
+    changes, kind = malformed.MESSAGES[what]
+    before, newest = kinds(network).get(kind, 0), network.inbox.newest(1)
+    one = frame(c, **{"step": 11, "w": 1.2} | changes)
+    with pytest.raises(grpc.RpcError) as error:
+        push(c, c.sites[1], one.pieces())
+    assert (code(error), error.value.details()) == ("INVALID_ARGUMENT", kind)
+    assert (kinds(network)[kind] - before, network.inbox.newest(1)) == (1, newest)
+
+
 def test_a_member_cannot_speak_for_another(house):
     c, network = house
+    before = kinds(network).get("source", 0)
     with pytest.raises(grpc.RpcError, match="source"):
-        push(c, c.sites[2], frame(c, 7, 0.9).pieces())
-    assert kinds(network)["source"] == 1
-    assert network.inbox.newest(1) < 7
+        push(c, c.sites[2], frame(c, 17, 0.9).pieces())
+    assert kinds(network)["source"] == before + 1
+    assert network.inbox.newest(1) < 17
 
 
 def test_the_text_of_an_error_stays_here(house, monkeypatch):

@@ -65,7 +65,7 @@ def test_many_links_are_many_times_one_link(arrivals):
 def test_one_link_in_parts_is_a_row_of_many_bit_by_bit(dtype, d, steps, seed):
     """`grown` is `Outgoing.send`, `gathered` what adding `Incoming.receive` does; signs of zeros included."""
     rng = torch.Generator().manual_seed(seed)
-    out, into, before = Outgoing(2, d + 1), Incoming(2, d + 1), [None, None]
+    out, into, before = Outgoing(2, d + 1), Incoming(2, d + 1), [np.zeros(d + 1)] * 2
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(links, "_PART", 16)
         for k in range(steps):

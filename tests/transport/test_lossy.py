@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from privsgp import graph as graphs
 from privsgp.transport.in_process import InProcess
-from privsgp.transport.lossy import Faults, Leave, LossyNetwork, Outage
+from privsgp.transport.lossy import Faults, LossyNetwork
 
 EXPONENTIAL = graphs.make("exponential", 16)
 
@@ -42,7 +42,7 @@ def _mixed(network, start, faults, steps):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_node_that_is_down_does_not_move_whatever_its_step_writes_to_x(dtype):
     start = _values().to(dtype)
-    mix, w = LossyNetwork(EXPONENTIAL, start, Faults(crashes=(Outage(3, 1, 2),))), torch.ones(16, dtype=torch.float64)
+    mix, w = LossyNetwork(EXPONENTIAL, start, Faults(crashes=((3, 1, 2),))), torch.ones(16, dtype=torch.float64)
     x, w = mix.mix(0, start, w)
     held = x[3].clone()
     x, w = mix.mix(1, x.add_(100), w)
@@ -98,7 +98,7 @@ def networks(draw):
 @given(networks(), st.floats(0, 0.6), st.integers(0, 4), st.integers(0, 2**64), st.booleans())
 def test_nodes_and_links_conserve_mass_and_reach_the_average(network, drop, delay, seed, crash):
     n = network.nodes
-    outages = (Outage(n - 1, 5, 30),) if crash else ()
+    outages = ((n - 1, 5, 30),) if crash else ()
     start = _values(n, 2, seed % 1000)
     x, w = start.clone(), torch.ones(n, dtype=torch.float64)
     mix = LossyNetwork(network, start, Faults(drop, delay, outages, staleness=12, seed=seed))
@@ -125,7 +125,7 @@ def test_without_faults_it_is_plain_push_sum():
 
 def test_a_node_that_is_down_stands_still_and_is_made_good_after():
     start = _values()
-    faults = Faults(drop=0.2, delay=2, crashes=(Outage(3, 20, 50),))
+    faults = Faults(drop=0.2, delay=2, crashes=((3, 20, 50),))
     mix, x, w = LossyNetwork(EXPONENTIAL, start, faults), start.clone(), torch.ones(16, dtype=torch.float64)
     for k in range(300):
         moved = x.clone()
@@ -141,7 +141,7 @@ def test_a_node_that_is_down_stands_still_and_is_made_good_after():
 @pytest.mark.parametrize("delay", [0, 3])
 def test_the_others_agree_on_what_is_left_when_a_node_leaves(delay):
     start = _values()
-    faults = Faults(drop=0.3, delay=delay, leaves=(Leave(5, 6),))
+    faults = Faults(drop=0.3, delay=delay, leaves=((5, 6),))
     mix, x, w = LossyNetwork(EXPONENTIAL, start, faults), start.clone(), torch.ones(16, dtype=torch.float64)
     for k in range(6):
         x, w = mix.mix(k, x, w)
@@ -175,7 +175,7 @@ def test_the_weather_is_public_and_repeats_itself():
 
 def test_it_goes_on_from_its_arrays():
     """What a checkpoint keeps is all there is."""
-    start, faults = _values(), Faults(0.4, 3, (Outage(2, 10, 25),), (Leave(7, 28),))
+    start, faults = _values(), Faults(0.4, 3, ((2, 10, 25),), ((7, 28),))
     _, whole, weights = _mixed(EXPONENTIAL, start, faults, 60)
     first, x, w = _mixed(EXPONENTIAL, start, faults, 20)
     kept = {name: value.clone() for name, value in first.arrays().items()}

@@ -200,12 +200,10 @@ class Block:
         """
         from privsgp.gradients.tables.storage import gather
 
-        inputs, targets = gather(self.inputs, drawn.rows), gather(self.targets, drawn.rows)
-        g = self.gradient(z, inputs, targets) if drawn.keys is None else self.gradient(z, inputs, targets, drawn.keys)
+        g = self.gradient(z, gather(self.inputs, drawn.rows), gather(self.targets, drawn.rows), drawn.keys)
         if prepare is not None:
             g = prepare(g)
-        g.exact = self.exact
-        g.clip_(self.mechanisms[0].clip, drawn.mask)
+        g.clip_(self.mechanisms[0].clip, drawn.mask, exact=self.exact)
         return g
 
 

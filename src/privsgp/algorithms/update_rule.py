@@ -49,11 +49,6 @@ class UpdateRule:
             g = g.copy_(self.velocity.mul_(self.momentum).add_(g, alpha=1 - self.momentum))
         return g if self.scale is None else g.mul_(self.scale)
 
-    def forget(self) -> None:
-        """Start again from rest."""
-        if self.velocity is not None:
-            self.velocity.zero_()
-
     def arrays(self) -> dict[str, Tensor]:
         """Return what must survive."""
         return {} if self.velocity is None else {"velocity": self.velocity}

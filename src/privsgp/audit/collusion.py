@@ -100,6 +100,6 @@ def _regression(covariance: PairwiseCovariance, honest: Sequence[int]) -> list[f
 
 def listen(node_noise: object, columns: Callable[[Tensor], Tensor]) -> Told:
     """Have the numbers of a process's pairs told to the attacker; pairs are then drawn one by one, never together."""
-    told = node_noise.pairs = Told(node_noise.pairs, columns)  # type: ignore[attr-defined]
-    node_noise.together = lambda _columns: False  # type: ignore[attr-defined]
-    return told
+    told: list[Told] = []
+    node_noise.overhear(lambda source: told.append(Told(source, columns)) or told[0])  # type: ignore[attr-defined, func-returns-value]
+    return told[0]

@@ -214,24 +214,14 @@ def _refuse_outside(dataset: Dataset, classes: int) -> None:
 
 
 def _counted(dataset: Dataset) -> Dataset:
-    """Count the classes in the test labels, and only where there are none in the records' own.
-
-    Where a class is missing among the test labels, records decide whether it is one: they are then what was counted in.
-    """
-    public = dataset.y if dataset.y_test is None else dataset.y_test
-    alone = dataset.y_test is not None and _gap(dataset.y_test) is None
-    present = public if alone else np.concatenate([dataset.y, public])
-    if (gap := _gap(present)) is not None:
-        what = f"{dataset.name}: a label is {present[present > gap].min()} but none is {gap}"
-        raise Refused(what, f"number the classes 0, 1, 2, …; if one really has no sample, {_MORE}")
-    return replace(dataset, classes=max(1, int(public.max()) + 1), counted="y_test" if alone else "y")
-
-
-def _gap(labels: Targets) -> int | None:
-    """Return the first class that no label names below one that is named; None too for labels below 0."""
-    present = np.unique(labels)
+    """Count the classes in the test labels, and only where there are none in the records' own."""
+    where: Literal["y", "y_test"] = "y" if dataset.y_test is None else "y_test"
+    present = np.unique(dataset.y if dataset.y_test is None else dataset.y_test)
     gap = np.flatnonzero(present != np.arange(len(present)))
-    return int(gap[0]) if present[0] >= 0 and len(gap) else None
+    if present[0] >= 0 and len(gap):
+        what = f"{dataset.name}: a label in {where} is {present[gap[0]]} but none is {gap[0]}"
+        raise Refused(what, f"number the classes 0, 1, 2, …; if one really has no sample, {_MORE}")
+    return replace(dataset, classes=max(1, int(present[-1]) + 1), counted=where)
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,7 +37,7 @@ _HEAD = """# schema.toml: what the columns of a table are. It is public, and the
 """
 
 
-class Draft(NamedTuple):
+class _Draft(NamedTuple):
     """One column's line: what it seems to be, and why."""
 
     values: dict[str, Any]
@@ -51,7 +51,7 @@ def draft(table: Any, target: str, source: str) -> str:  # noqa: ANN401 - Arrow'
     digests = {}
     if {"column", "type"} <= set(columns) <= set(_DICTIONARY):
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        found = {row["column"]: Draft(_described(row), "by the data dictionary") for row in rows}
+        found = {row["column"]: _Draft(_described(row), "by the data dictionary") for row in rows}
     else:
         found = {name: _column(values) for name, values in columns.items()}
         digests = {"drafted": same_records.digests(table)}
@@ -71,33 +71,33 @@ def _text(value: object) -> str:
     return f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value).strip()
 
 
-def _column(values: Sequence[str]) -> Draft:
+def _column(values: Sequence[str]) -> _Draft:
     """Guess what a public column is."""
     there = [value for value in values if value not in MISSING]
     if not there:
-        return Draft({"type": "ignored"}, "all values are missing")
+        return _Draft({"type": "ignored"}, "all values are missing")
     gaps, kinds = len(there) < len(values), sorted(set(there))
     why = "some values are missing" if gaps else ""
     if len(kinds) <= 2 and {kind.lower() for kind in kinds} <= {*_WORDS.yes, *_WORDS.no}:
-        return Draft({"type": "yes/no"} | ({"missing": False} if gaps else {}), why, tuple(kinds))
+        return _Draft({"type": "yes/no"} | ({"missing": False} if gaps else {}), why, tuple(kinds))
     numbers = [number for value in there if (number := as_number(value)) is not None]
     if len(numbers) == len(there):
         return _number(numbers, why)
     if len(kinds) > _CLASSES or len(kinds) > max(2, len(there) // 2):
-        return Draft({"type": "ignored"}, "most of its texts are different")
-    return Draft({"type": "category", "values": kinds} | ({"missing": schemas.OTHER} if gaps else {}), why)
+        return _Draft({"type": "ignored"}, "most of its texts are different")
+    return _Draft({"type": "category", "values": kinds} | ({"missing": schemas.OTHER} if gaps else {}), why)
 
 
-def _number(numbers: list[float], missing: str) -> Draft:
+def _number(numbers: list[float], missing: str) -> _Draft:
     low, high, mean = min(numbers), max(numbers), math.fsum(numbers) / len(numbers)
     deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in numbers) / len(numbers))
     if not deviation or not math.isfinite(deviation):
-        return Draft({"type": "ignored"}, "all its values are the same" if low == high else "its values are vast")
+        return _Draft({"type": "ignored"}, "all its values are the same" if low == high else "its values are vast")
     step = 10 ** math.floor(math.log10(deviation)) / 10
     centre, scale = _tidy(round(mean / step) * step), _tidy(round(deviation / step) * step)
     given = {"missing": centre} if missing else {}
     limits = _limits(low, high, deviation)
-    return Draft({"type": "number", "centre": centre, "scale": scale, "range": limits} | given, missing)
+    return _Draft({"type": "number", "centre": centre, "scale": scale, "range": limits} | given, missing)
 
 
 def _limits(low: float, high: float, deviation: float) -> list[float]:
@@ -112,7 +112,7 @@ def _tidy(value: float) -> float:
     return float(f"{value:.12g}")
 
 
-def _as_target(found: Draft, target: str) -> dict[str, Any]:
+def _as_target(found: _Draft, target: str) -> dict[str, Any]:
     """Return what the target's section says."""
     values = found.values
     if values["type"] == "number":

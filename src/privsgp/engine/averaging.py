@@ -1,7 +1,7 @@
-"""Averages of iterates: what a run releases in place of its last step, so that noise averages out.
+"""Averages of iterates: the model that a run releases instead of its last step, so that noise averages out.
 
-`tail` is the mean over the last share of the steps. It is kept of x and of w, so
-that Σx̄_i / Σw̄_i is the same average of the average models, and each node's x̄_i / w̄_i its own.
+`tail` is the mean over the last share of the steps. It is kept of x and of w, so that Σx̄_i / Σw̄_i is the same average
+of the average models, and each node's x̄_i / w̄_i its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_SHARE = 0.5  # of a tail average, if none is given
+_SHARE = 0.5  # of the steps, if none is given
 
 
 class FinalModelOptions(Options):
@@ -34,9 +34,9 @@ class FinalModelOptions(Options):
 
     @model_validator(mode="after")
     def _average_has_a_use(self) -> Self:
-        if self.average_share is not None and self.average != "tail":
+        if self.average_share is not None and self.average == "none":
             raise Refused(
-                f"algorithm.average_share = {self.average_share} with algorithm.average = {self.average!r}",
+                f"algorithm.average_share = {self.average_share} with algorithm.average = 'none'",
                 "leave it out, or take 'tail'",
             )
         return self
@@ -54,37 +54,29 @@ class FinalModel:
     def text(self) -> str:
         """Say what model.safetensors is."""
         tail = f"averaged over the last {self.share:.0%} of the steps"
-        kind = "of the last step" if self.average == "none" else tail
-        return kind + (f", mixed {self.mixing} times more" if self.mixing else "")
+        mixed = f", mixed {self.mixing} times more" if self.mixing else ""
+        return (tail if self.average == "tail" else "of the last step") + mixed
 
 
 class Averaging:
     """The running average of a block of nodes."""
 
     def __init__(self, final_model: FinalModel, steps: int, like: State) -> None:
-        self.final_model, self.first = final_model, steps - max(1, round(final_model.share * steps))
+        self.first = steps - max(1, round(final_model.share * steps))
         self.x = torch.zeros_like(like.x) if final_model.average != "none" else None
         self.w = torch.zeros_like(like.w)
 
     def add(self, k: int, s: State) -> None:
         """Take in the state after step k."""
-        if self.x is None or k < self.first:
-            return
-        new = 1 / (k + 1 - self.first)
-        self.x.lerp_(s.x, new)
-        self.w.lerp_(s.w, new)
+        if self.x is not None and k >= self.first:
+            self.x.lerp_(s.x, 1 / (k + 1 - self.first))
+            self.w.lerp_(s.w, 1 / (k + 1 - self.first))
 
     def released(self, s: State) -> State:
         """Return the average, or the state itself where there is none (yet)."""
         if self.x is None or not bool(self.w.any()):
             return s
         return State.debiased(self.x, self.w)
-
-    def forget(self) -> None:
-        """Begin again."""
-        self.w.zero_()
-        if self.x is not None:
-            self.x.zero_()
 
     def arrays(self) -> dict[str, Tensor]:
         """Return what must survive."""

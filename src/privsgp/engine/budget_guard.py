@@ -46,16 +46,22 @@ class BudgetGuard:
         self.spec, self.folder = spec, folder
         self.world = world or World()
         self.ledgers: list[Ledger] = []
-        self._since, self._commits = 0, False
         self._book = None if spec.simulation else Book()
         self._until = 0
         self._reach: int | None = None
         self._unsure = False  # whether it is not known which steps were sent
         self._spent = [0] * len(spec.here)
+        self.resume(0)
 
     def resume(self, since: int, *, commits: bool = False) -> None:
         """Continue from a step: all before it were sent. `commits`: each is made durable before it is sent."""
-        self._since, self._commits = since, commits
+        self._since, self._commits, spec = since, commits, self.spec
+        # Whether a step that was paid for and has no line was surely not sent, or is the same message again.
+        self._knows_unsent = spec.simulation or commits
+        # From a GPU the bytes never come to the host; of what only a sum may be seen, a hash would be seen too. Secret
+        # noise never comes again: of messages that nobody else gets, there is nothing to compare a hash with.
+        compared = device_of(spec.device).in_host_memory and (self._knows_unsent or not self.world.alone)
+        self._hashes = compared and (spec.simulation or spec.mechanisms[0].seen_together == 1)
 
     def __enter__(self) -> Self:
         self.spec.protection.refuse_overspending(self.spec.here)
@@ -104,11 +110,6 @@ class BudgetGuard:
             self._until = stop
         return k < self._until
 
-    @property
-    def _knows_unsent(self) -> bool:
-        """Whether a step that was paid for and has no line was surely not sent, or is the same message again."""
-        return self.spec.simulation or self._commits
-
     def settle(self, k: int, x: Tensor) -> None:
         """Note the messages of the last committed step where a crash came between the two; x are the committed ones.
 
@@ -123,7 +124,7 @@ class BudgetGuard:
                     f"{held}, and {ledger.path} knows of step {noted}",
                     "restore the run folder as it was when the run stopped: this one is a mixture",
                 )
-            digest = _digest(x[place]) if self._may_be_hashed(x) else ""
+            digest = _digest(x[place]) if self._hashes else ""
             if ledger.holds(k):
                 ledger.sent(k, digest)
             elif digest and noted == k and ledger.segment.digest not in ("", short(digest)):
@@ -133,31 +134,16 @@ class BudgetGuard:
                     "restore the run folder as it was when the run stopped: two messages of one step are two releases",
                 )
 
-    def record(self, k: int, x: Tensor) -> None:
-        """Note the messages of step k, before they leave; all threads hash them."""
-        rows = list(x) if self.ledgers and self._may_be_hashed(x) else []
-        for place, digest in enumerate(in_threads(_digest, rows) or [""] * len(self.ledgers)):
-            self._note(place, k, digest)
-
-    def _may_be_hashed(self, message: Tensor) -> bool:
-        """From a GPU the bytes never come to the host; of what only a sum may be seen, a hash would be seen too.
-
-        Secret noise never comes again: of messages that nobody else gets, there is nothing to compare a hash with.
-        """
-        if not device_of(message).in_host_memory or (self.world.alone and not self._knows_unsent):
-            return False
-        return self.spec.simulation or self.spec.mechanisms[0].seen_together == 1
-
-    def record_one(self, node: int, number: int, message: Tensor) -> None:
-        """Note one node's message, by the number of its release."""
-        if self.ledgers:
-            self._note(node - self.spec.here.start, number, _digest(message) if self._may_be_hashed(message) else "")
-
-    def _note(self, place: int, number: int, digest: str) -> None:
-        ledger = self.ledgers[place]
-        repeated = self.spec.simulation and not self._commits and number < ledger.next
-        if not repeated:  # else a killed process has sent the same message
-            ledger.sent(number, digest)
+    def record(self, number: int, x: Tensor, node: int | None = None) -> None:
+        """Note messages [m, d] before they leave: those of step `number`, or of one node's release of that number."""
+        if not self.ledgers:
+            return
+        first = 0 if node is None else node - self.spec.here.start
+        digests = in_threads(_digest, list(x)) if self._hashes else [""] * len(x)
+        for ledger, digest in zip(self.ledgers[first : first + len(x)], digests, strict=True):
+            repeated = self.spec.simulation and not self._commits and number < ledger.next
+            if not repeated:  # else a killed process has sent the same message
+                ledger.sent(number, digest)
 
     def heads(self) -> dict[str, tuple[int, str]]:
         """Return what a checkpoint knows of each node's ledger, and keep it in the budget book too."""

@@ -57,10 +57,16 @@ class RunDriver:
             case Release(message, None):
                 self.guard.record(k, message)
             case Release(message, int(node), number):
-                self.guard.record_one(node, number, message)
+                self.guard.record(number, message[None], node)
             case Exchange(x, w):
-                self._refuse_twice(k)
-                self._count(k)
+                if self.transport.once and k == self._exchanged:
+                    raise Refused(
+                        "simulated faults with a method that exchanges twice in a step",
+                        "leave out --drop, --delay, --crash and --leave: a link that survives loss carries one message "
+                        "a step",
+                    )
+                self._exchanged = k
+                self._sent += self.transport.messages(k) * self.transport.message_bytes
                 return self.transport.mix(k, x, w)
             case ToServer(messages, size):
                 mean = messages.mean(0, dtype=torch.float64).to(messages.dtype)
@@ -71,22 +77,10 @@ class RunDriver:
                 x[j] = x[i]
                 self._sent += 2 * x[i].nbytes if i != j else 0
             case Pushed():
-                self._count(k)
+                self._sent += self.transport.messages(k) * self.transport.message_bytes
             case _:
                 raise TypeError(f"a step yielded {event!r}, which is no event of privsgp.algorithms.events")
         return None
-
-    def _refuse_twice(self, k: int) -> None:
-        if self.transport.once and k == self._exchanged:
-            raise Refused(
-                "simulated faults with a method that exchanges twice in a step",
-                "leave out --drop, --delay, --crash and --leave: a link that survives loss carries one message a step",
-            )
-        self._exchanged = k
-
-    def _count(self, k: int) -> None:
-        """Count the bytes of one exchange."""
-        self._sent += self.transport.messages(k) * self.transport.message_bytes
 
 
 def rehearsed(k: int, event: Event) -> Any:  # noqa: ANN401

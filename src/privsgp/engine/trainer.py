@@ -12,8 +12,6 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from privsgp.algorithms import Block, Exchange, PushSum, State, UpdateRule
 from privsgp.algorithms.block import as_it_is
 from privsgp.devices import current, device_of, keep_memory
@@ -187,14 +185,6 @@ class Trainer:
     def _start(self) -> State:
         return State.start(self.layout.flatten(self.model), len(self.spec.here))
 
-    def _back_at_the_start(self) -> State:
-        """Return the first state, in the memory of the present one where it has its own: both need not fit."""
-        x, w, z = self.state
-        if not (x.is_contiguous() and z.stride(-1) == 1 and z.stride(0) >= z.shape[1]):
-            return self._start()
-        x0 = self.layout.flatten(self.model)
-        return State(x.copy_(x0), torch.ones_like(w), z.copy_(x0))
-
     def _start_metrics(self, k: int) -> list[dict[str, Any]]:
         """Begin the metrics, or go on with those of an earlier attempt; they are kept by the first process."""
         if self.world.rank:
@@ -208,11 +198,7 @@ class Trainer:
 
     def _begin(self) -> tuple[int, float]:
         """Return (steps done, seconds spent): from the last checkpoint that all processes have, or from x⁰."""
-        self.state = self._back_at_the_start()
         self._in_groups(lambda group: group.algorithm.begin(self.state.z[group.nodes]))
-        self.averaging.forget()
-        if self.update_rule is not None:
-            self.update_rule.forget()
         found = checkpoint.last_common(self.folder, self.world, self.spec.shared_hash)
         if found is None:
             self.transport.restart(self.state.x, self.state.w)
@@ -288,7 +274,11 @@ class Trainer:
         return split(self.spec, gradient)
 
     def _in_groups(self, work: Callable[[Group], None]) -> None:
-        in_threads(work, self.groups)
+        """Do some work for each group, in a thread of its own; torch has all threads where there is one group."""
+        if len(self.groups) > 1:
+            in_threads(work, self.groups)
+        else:
+            work(self.groups[0])
 
     def _block(self, spec: RunSpec, gradient: Stacked, randomness: NodeRandomness) -> Block:
         return Block(
@@ -305,9 +295,8 @@ class Trainer:
     def _update_rule(self) -> UpdateRule | None:
         spec = self.spec
         scale = None if spec.weights is None else [spec.nodes * spec.weights[i] for i in spec.here]
-        if not spec.momentum and scale is None:
-            return None
-        return UpdateRule(self.state.x, momentum=spec.momentum, scale=scale)
+        plain = not spec.momentum and scale is None
+        return None if plain else UpdateRule(self.state.x, momentum=spec.momentum, scale=scale)
 
     def _stepper(self) -> Callable[[int, State], Step]:
         """Choose whose steps are driven: the algorithm's own, those of its groups, or a GPU's in fewer launches."""

@@ -73,7 +73,7 @@ class Product(Piece):
 
     def scale_(self, factor: Tensor) -> None:
         """Scale δ; where the factor is 0 both factors become 0, so that 0 · inf cannot come back as NaN."""
-        super().scale_(factor)
+        self.delta = scaled(self.delta, factor)
         if not self.input_is_data:
             self.input = self.input.masked_fill(beside(factor, self.input) == 0, 0)
 
@@ -172,8 +172,10 @@ class PerSample:
         """Return ‖g_j‖ over all layers, [m, b], in float64 (float32 squares overflow at 1.8e19)."""
         return norm(self.pieces, exact=self.exact)
 
-    def clip_(self, radius: float, mask: Tensor) -> None:
+    def clip_(self, radius: float, mask: Tensor, *, exact: bool | None = None) -> None:
         """Scale every gradient into the ball of `radius`; samples outside `mask` count as 0.
+
+        From now on they are `exact`, if that is given.
 
         Guarantee: afterwards ‖g_j‖ ≤ radius (1 + κ) for every sample, with κ = 1e-6 in float32 and less in float64; for
         layers used at many positions as `positions.Positions` says, and only where this is `exact`. The map is total:
@@ -182,6 +184,7 @@ class PerSample:
 
         Assumes: the data are finite. (An input that is the data is not zeroed along with δ: 0 · inf would be NaN.)
         """
+        self.exact = self.exact if exact is None else exact
         self.factor = clip_pieces_(self.pieces, radius, mask, exact=self.exact)
 
     def sum(self) -> Tensor:

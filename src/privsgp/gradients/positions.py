@@ -24,7 +24,7 @@ from privsgp.kernels import runs_on
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Pair = tuple[int, int]
+Pair = tuple[int, ...]  # height and width
 _SEEN = 2.0**-90  # squared lengths in which float32 loses no square that matters
 _COLUMNS = 2**16  # of a row, added at a time
 
@@ -253,7 +253,10 @@ def _grouped(delta: Tensor, a: Tensor, shape: tuple[int, ...], w: Window, times:
 
 
 def _patches(a: Tensor, positions: torch.Size, window: Window) -> Tensor:
-    """View what each position sees, [samples, in, kernel, kernel, h', w']; only the zeros around are copied."""
+    """View what each position sees, [samples, in, kernel, kernel, h', w']; only the zeros around are copied.
+
+    `torch.nn.functional.unfold` took a tenth more of a small CNN's step.
+    """
     a = _padded(a, window, 1)
     step = [a.stride(-2), a.stride(-1)]
     strides = [s * n for size in (window.dilation, window.stride) for s, n in zip(step, size, strict=True)]

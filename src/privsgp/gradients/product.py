@@ -18,9 +18,12 @@ from torch.nn.functional import pad
 from privsgp.devices import device_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch.autograd.function import FunctionCtx
+
+    Run = Callable[[Tensor], Tensor]
+    Back = Callable[..., Tensor]
 
 _ALIGNMENT = 64
 
@@ -48,15 +51,11 @@ def aligned_rows(like: Tensor, columns: int) -> Tensor:
     return _room(like, 1, columns)[:, 0] if device_of(like).in_host_memory else like.new_empty(like.shape[0], columns)
 
 
-def _begins_aligned(stack: Tensor) -> bool:
-    return stack.data_ptr() % _ALIGNMENT == 0 and stack.stride(0) * stack.element_size() % _ALIGNMENT == 0
-
-
 def _aligned(stack: Tensor) -> Tensor:
     """Return the stack itself if all its matrices begin at a multiple of 64 bytes, else a copy that is so."""
     if stack.stride(2) != 1 and stack.stride(1) == 1:
         return _aligned(stack.transpose(1, 2)).transpose(1, 2)
-    if _begins_aligned(stack):
+    if stack.data_ptr() % _ALIGNMENT == 0 and stack.stride(0) * stack.element_size() % _ALIGNMENT == 0:
         return stack
     return _room(stack, *stack.shape[1:]).copy_(stack)
 
@@ -86,17 +85,18 @@ def no_tf32(v: Tensor) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-class Forward(torch.autograd.Function):
-    """a Wᵀ + bias with a gradient for a alone, so that the way back goes through `product` too."""
+class Through(torch.autograd.Function):
+    """run(a), with the gradient back(δ, *kept) for `a` alone: a layer's parameters have one for each sample."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, a: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the layer's outputs, [m, b, out]."""
-        ctx.save_for_backward(weights)
-        return product(a, weights.transpose(1, 2), bias)
+    def forward(ctx: FunctionCtx, a: Tensor, run: Run, back: Back, *kept: Tensor) -> Tensor:
+        """Run the layer; torch refuses the way back if what is kept has changed meanwhile."""
+        ctx.save_for_backward(*kept)
+        ctx.back = back  # type: ignore[attr-defined]
+        return run(a)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, delta: Tensor) -> tuple[Tensor, None, None]:
-        """Return δ W, the gradient by the layer's input."""
-        (weights,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return product(delta, weights), None, None
+    def backward(ctx: FunctionCtx, delta: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient by the layer's input."""
+        kept = ctx.saved_tensors  # type: ignore[attr-defined]
+        return ctx.back(delta, *kept), None, None, *[None] * len(kept)  # type: ignore[attr-defined]

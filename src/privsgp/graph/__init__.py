@@ -2,10 +2,9 @@
 
 from privsgp.graph.assumptions import check, check_symmetric
 from privsgp.graph.convergence import Constants, Lemma, constants
-from privsgp.graph.edges import Edges
 from privsgp.graph.families import GRAPHS, NAMES, make, unconnected
 from privsgp.graph.picture import draw, table
-from privsgp.graph.sequences import Graph, from_networkx
+from privsgp.graph.sequences import Edges, Graph, from_networkx
 
 __all__ = [
     "GRAPHS", "NAMES", "Constants", "Edges", "Graph", "Lemma", "check", "check_symmetric", "constants", "draw",

@@ -12,8 +12,7 @@ from privsgp.errors import Refused
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from privsgp.graph.edges import Edges
-    from privsgp.graph.sequences import Graph
+    from privsgp.graph.sequences import Edges, Graph
 
 HORIZON = 256
 """Steps looked at when a graph never repeats."""

@@ -89,7 +89,7 @@ def _exact(
     tl.store(out + o[:, None] * columns + n[None, :], total, (o < outputs)[:, None] & (n < columns)[None, :])
 
 
-def exact_sums(delta: Tensor, a: Tensor, window: Sequence[tuple[int, int]]) -> Tensor:
+def exact_sums(delta: Tensor, a: Tensor, window: Sequence[tuple[int, ...]]) -> Tensor:
     """Return what `weight_sums` does with each sample multiplied out in float32 by itself, and added in float64."""
     b, m, outputs, height, width = delta.shape
     (KH, KW), (SH, SW), (PH, PW), (DH, DW) = window
@@ -108,7 +108,7 @@ def exact_sums(delta: Tensor, a: Tensor, window: Sequence[tuple[int, int]]) -> T
     return out[0] if parts == 1 else out.sum(0)
 
 
-def weight_sums(delta: Tensor, a: Tensor, window: Sequence[tuple[int, int]]) -> Tensor:
+def weight_sums(delta: Tensor, a: Tensor, window: Sequence[tuple[int, ...]]) -> Tensor:
     """Return Σ_j Σ_p δ_jp ⊗ a_jp, [m, weights], from δ [b, m, out, h', w'] and a [b, m, in, h, w], in float32.
 
     The last three axes are contiguous. `window` is kernel, stride, padding and dilation.
@@ -121,7 +121,7 @@ def weight_sums(delta: Tensor, a: Tensor, window: Sequence[tuple[int, int]]) -> 
     return out[0] if parts == 1 else out.sum(0)
 
 
-def sample_gradients(delta: Tensor, a: Tensor, window: Sequence[tuple[int, int]]) -> Tensor:
+def sample_gradients(delta: Tensor, a: Tensor, window: Sequence[tuple[int, ...]]) -> Tensor:
     """Return Σ_p δ_p ⊗ a_p of each sample, [samples, weights], from δ [samples, out, h', w'] and a [samples, in, h, w].
 
     Assumes: positions come in thirty-twos, so that no product spans two samples.
@@ -129,7 +129,7 @@ def sample_gradients(delta: Tensor, a: Tensor, window: Sequence[tuple[int, int]]
     return _launched(delta[:, None], a[:, None], window, delta[0, 0].numel(), len(delta))[:, 0]
 
 
-def _launched(delta: Tensor, a: Tensor, window: Sequence[tuple[int, int]], share: int, parts: int) -> Tensor:
+def _launched(delta: Tensor, a: Tensor, window: Sequence[tuple[int, ...]], share: int, parts: int) -> Tensor:
     """Return the sums over each share of the (sample, position) pairs, [parts, m, weights]."""
     b, m, outputs, height, width = delta.shape
     (KH, KW), (SH, SW), (PH, PW), (DH, DW) = window

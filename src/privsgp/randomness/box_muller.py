@@ -46,17 +46,12 @@ def box_muller(
     np.sqrt(radius, out=radius)
     np.copyto(sine, words[:, half:], casting="unsafe")
     sine *= math.pi * unit
-    _cosine_and_sine(cosine, sine)
+    if sine.dtype == np.float32:  # NumPy is fast in float32, torch in float64
+        np.cos(sine, out=cosine)
+        np.sin(sine, out=sine)
+    else:
+        torch.cos(torch.from_numpy(sine), out=torch.from_numpy(cosine))
+        torch.from_numpy(sine).sin_()
     rest = out.shape[1] - half
     np.multiply(radius, cosine, out=out[:, :half], casting="same_kind")
     np.multiply(radius[:, :rest], sine[:, :rest], out=out[:, half:], casting="same_kind")
-
-
-def _cosine_and_sine(cosine: npt.NDArray[Any], angle: npt.NDArray[Any]) -> None:
-    """Write cos of `angle` to `cosine` and sin over `angle`: NumPy is fast in float32, torch in float64."""
-    if angle.dtype == np.float32:
-        np.cos(angle, out=cosine)
-        np.sin(angle, out=angle)
-    else:
-        torch.cos(torch.from_numpy(angle), out=torch.from_numpy(cosine))
-        torch.from_numpy(angle).sin_()

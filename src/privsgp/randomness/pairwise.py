@@ -34,7 +34,7 @@ from privsgp.randomness.noise import Keyed, Secure, Streams, add_noise_
 from privsgp.randomness.protocol import NodeNoise, Noise
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -244,7 +244,7 @@ class _OfNodes(NodeNoise):
         self.here, self.pairs, self._own = here, pairs, source
         self._sigma, self._pair = noise.covariance.own_sigma, noise.covariance.pair_sigma
         self._step, self._left = -1, set[int]()  # the step whose shared noise is drawn, and whose rows are not used yet
-        self._shared = torch.empty(0)
+        self._shared, self._one_by_one = torch.empty(0), False
 
     @property
     def kernel_source(self) -> None:
@@ -275,6 +275,10 @@ class _OfNodes(NodeNoise):
             noised.addcmul_(own, _column(sigma, own)).add_(g)
         g.copy_(noised)
 
+    def overhear(self, wrap: Callable[[Normals], Normals]) -> None:
+        """Let an audit read the numbers of pairs: `wrap` returns their source. From now on each pair's are drawn."""
+        self.pairs, self._one_by_one = wrap(self.pairs), True
+
     def together(self, columns: int) -> bool:
         """Tell whether all pairs' sums are drawn at once: where no end is another's secret, and pairs take long.
 
@@ -282,7 +286,7 @@ class _OfNodes(NodeNoise):
         or three nodes pairs are as few as nodes, and √n (v_i − v̄) may be longer than what is counted of k numbers.
         """
         graph = self.here.graph
-        may = len(graph.pairs) > graph.nodes and not isinstance(self.pairs, PairStreams)
+        may = len(graph.pairs) > graph.nodes and not (self._one_by_one or isinstance(self.pairs, PairStreams))
         return may and len(graph.pairs) * columns > _LONG
 
     def _fill_shared(self, out: Tensor, step: int) -> None:

@@ -56,7 +56,6 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare methods at one certified budget, each at its best step size. The same command continues after Ctrl-C."""
-    refuse_below_one(seeds=seeds, tuning_seeds=tuning_seeds)
     settings = configured(config, changes)
     from privsgp.engine.folder import Folder
     from privsgp.files import write_json
@@ -68,6 +67,7 @@ def compare(
     place, names = folder or Path("runs") / f"{settings.name}-compare", listed(algorithms)
     if moved := comparing.moved(settings, names):
         note(f"on a ring, not on graph.name = {settings.graph.name!r}: {', '.join(moved)} (links must go both ways)")
+    refuse_below_one(seeds=seeds, tuning_seeds=tuning_seeds)
     bench = Bench(place, data_dir, jobs, stage)
     with _going_on(), Folder(place).locked():
         grid = numbers("step-sizes", step_sizes)

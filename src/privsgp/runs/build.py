@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.accounting.ledger import Segment
-    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.graph import Graph
-    from privsgp.randomness.protocol import Noise
     from privsgp.runs.config import Config
     from privsgp.runs.resolve import Resolved
     from privsgp.transport.rendezvous import World
@@ -64,7 +62,12 @@ def build_run(
     slack = kappa(dtype, device, positions=places)
     dim = Layout.of(problem.model).dim
     protection = calibrate_nodes(config, problem.samples, slack, earlier, world, releases, dim, agreed)
-    _refuse_short(protection.mechanisms[0], least_difference_clip(config.privacy.clip, dtype, places))
+    weighted, least = protection.mechanisms[0].weighted, least_difference_clip(config.privacy.clip, dtype, places)
+    clip = None if weighted is None else weighted.difference_clip
+    if clip is not None and clip < least:
+        what = f"algorithm.difference_clip = {clip:g} with entries that are rounded to float32"
+        raise Refused(what, f"take at least {least:g}: rounding moves an entry too")
+    c = protection.covariance
     spec = RunSpec(
         name=config.name,
         seed=config.seed,
@@ -87,7 +90,7 @@ def build_run(
         momentum=a.momentum,
         weights=_weights(config, problem.samples, protection),
         final_model=_final_model(config, faults),
-        noise=_noise(config, protection),
+        noise=IndependentNoise() if c is None else PairwiseNoise(c, config.honest, config.shared_hash()),
         sites=config.data.sites or (),
         share_metrics=config.test_is_public,
         pretraining=pretraining(config.features.name),
@@ -97,27 +100,12 @@ def build_run(
     return spec
 
 
-def _noise(config: Config, protection: Protection) -> Noise:
-    c = protection.covariance
-    return IndependentNoise() if c is None else PairwiseNoise(c, config.honest, config.shared_hash())
-
-
 def _weights(config: Config, samples: Sequence[int], protection: Protection) -> list[float] | None:
     """Return p_i; where noise is shared they are those it was made for, else it would not cancel."""
     c = protection.covariance
     if c is not None:
         return None if c.weights is None else list(c.weights)
     return node_weights(config.algorithm.weights, samples, [m.sigma for m in protection.mechanisms])
-
-
-def _refuse_short(m: Mechanism, least: float) -> None:
-    """Refuse a difference clip C that the rounding of a table's entry to float32 would outdo."""
-    given = None if m.weighted is None else m.weighted.difference_clip
-    if given is not None and given < least:
-        raise Refused(
-            f"algorithm.difference_clip = {given:g} with entries that are rounded to float32",
-            f"take at least {least:g}: rounding moves an entry too",
-        )
 
 
 def _final_model(config: Config, faults: Faults | None) -> FinalModel:

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 def encoded_rows(path: Path, card: dict[str, Any]) -> NDArray[np.float32]:
     """Return the samples of a file."""
-    _refuse_unreadable(path, card)
-    return checked(read_arrays(path, replace(form_of(card), schema=_schema(path, card)), labelled=False).x, card)
+    return checked(read_arrays(path, _form(path, card), labelled=False).x, card)
 
 
 def file_names(path: Path, card: dict[str, Any]) -> list[str] | None:
@@ -48,38 +47,28 @@ def file_names(path: Path, card: dict[str, Any]) -> list[str] | None:
 
 def labelled_rows(path: Path, card: dict[str, Any]) -> tuple[NDArray[np.float32], NDArray[Any]]:
     """Return the samples of a file, and their targets."""
-    _refuse_unreadable(path, card)
-    x, y = _pair(path, card)
-    return checked(x, card), labels(y, card)
-
-
-def _pair(path: Path, card: dict[str, Any]) -> tuple[Any, Any]:
-    form = form_of(card)
+    form = _form(path, card)
     if form.images is not None and is_image(path):
         raise Refused(f"{path} is an image without a class", "give a folder of class folders")
-    found = read_arrays(path, replace(form, schema=_schema(path, card)))
-    return found.x, found.y
+    found = read_arrays(path, form)
+    targets: Any = found.y
+    return checked(found.x, card), labels(targets, card)
 
 
-def _refuse_unreadable(path: Path, card: dict[str, Any]) -> None:
-    """Refuse what this model has no way to read, by the name of what it is."""
-    form = form_of(card)
+def _form(path: Path, card: dict[str, Any]) -> Form:
+    """Return how a file is read; refuse what this model has no way to read, by the name of what it is."""
+    form, table = form_of(card), tables.is_table(path.name)
     if card.get("fields") is not None:
         raise Refused(f"{path} for a model of several inputs", "call predict or evaluate from Python, with all inputs")
     if not path.exists():
         raise Refused(f"{path} does not exist", "name samples that are there, as the run had them")
-    if path.is_dir() and form.images is None:
-        raise Refused(f"{path} is a folder, and the model learnt from no images", "give a file as the run had them")
-    if form.images is not None and is_image(path):
-        return
-    if not path.is_dir() and not form.fits(path) and path.suffix != ".npz" and not tables.is_table(path.name):
-        like = (
-            "a file of texts" if form.text is not None else "an image or a folder of them" if form.images else "a table"
-        )
+    known = form.images is not None and (path.is_dir() or is_image(path))
+    if not known and (path.is_dir() or not (form.fits(path) or path.suffix == ".npz" or table)):
         raise Refused(
-            f"{path} is no .npz file and not {like}",
+            f"{path} is no .npz file, and nothing else that this model can read",
             "give samples as the run had them, or as x (and targets as y): numpy.savez(path, x=…)",
         )
+    return replace(form, schema=schema_of(card)) if table and not form.fits(path) else form
 
 
 def form_of(card: dict[str, Any]) -> Form:
@@ -90,10 +79,6 @@ def form_of(card: dict[str, Any]) -> Form:
         None if text is None else TextOptions(**text),
         None if images is None else ImageOptions(**images),
     )
-
-
-def _schema(path: Path, card: dict[str, Any]) -> schemas.Schema | None:
-    return schema_of(card) if tables.is_table(path.name) and not form_of(card).fits(path) else None
 
 
 def schema_of(card: dict[str, Any]) -> schemas.Schema:

@@ -56,9 +56,7 @@ class Start:
         if records not in known:
             raise Refused("{start_records}", f"take one of {', '.join(known)}", start_records=records)
         if not folder.summary.exists():
-            raise Refused(
-                "{start}: no finished run is there", "name the folder of a run that came to its end", start=path
-            )
+            raise Refused("{start}: no finished run is there", "name the folder of a finished run", start=path)
         config = configs.started(folder.config)
         return cls(path, folder.run or "", config, ledger_folder(path), cast("Records", records))
 
@@ -67,13 +65,14 @@ class Start:
         model, folder = copy.deepcopy(problem.model), Folder(self.folder)
         tensors, own = load_file(best_model(folder, read_json(folder.summary, Summary))), Layout.of(model)
         if {name: t.shape for name, t in tensors.items()} != dict(zip(own.names, own.shapes, strict=True)):
-            raise Refused(
-                "{start}: its model has other weights than this configuration's",
-                "take the same [model], [features] and data shapes as that run",
-                start=self.folder,
-            )
+            what, remedy = "{start}: its model has other weights", "take the same [model], [features] and data shapes"
+            raise Refused(what, remedy, start=self.folder)
         model.load_state_dict(tensors, strict=False)
         return replace(problem, model=model)
+
+    def counted(self, ledgers: Path | None) -> bool:
+        """Tell whether a run that continues these ledgers pays for this one too."""
+        return ledgers is not None and ledgers.resolve() == self.ledgers.resolve()
 
 
 def ledger_folder(path: Path) -> Path:
@@ -90,28 +89,27 @@ def refuse_uncounted(start: Start | None, config: Config, ledgers: Path | None) 
     nothing is started from; and never from a model that protects nobody, unless its records are public.
     Assumes: who says "others" or "public" is right; data that are visibly the same are refused all the same.
     """
-    if start is None or not config.secret or _counted(start, ledgers):
+    if start is None or not config.secret or start.counted(ledgers):
         return
-    if start.records == "these" or _visibly_same(start.config, config):
+    given, before = {"start": start.folder, "ledger": start.folder}, start.config
+    data, earlier = (d.path or (d.name if d.published or is_file(d.name) else None) for d in (config.data, before.data))
+    if start.records == "these" or (data is not None and data == earlier):
         raise Refused(
-            "{start} without {ledger}: to the records of that run its model is a "
-            "release, and what it spent and what this run spends add up",
-            "add {ledger}, so that one budget pays for both; if its records are others, "
-            "say {start_records} (or public)",
-            start=start.folder,
-            ledger=start.folder,
+            "{start} without its ledger: to its records that model is a release, and what both runs spend must add up",
+            "add {ledger}: one budget then pays for both; if its records are others, say {start_records} (or public)",
+            **given,
             start_records="others",
         )
-    before = start.config
     if start.records == "others" and not before.secret:
         why = "is a simulation" if before.seed is not None else "added no noise"
         raise Refused(
             f"{{start}}, which {why}: its model protects nobody, and every site sends what it starts from",
             "start from a private run; if its records are public, say {start_records}",
-            start=start.folder,
+            **given,
             start_records="public",
         )
-    _LOG.warning("%s", _loudly(start))
+    said = "public" if start.records == "public" else "others than these, and its budget is not counted here"
+    _LOG.warning("starts from %s, whose records are said to be %s", start.folder, said)
 
 
 def refuse_other_ledgers(
@@ -121,7 +119,7 @@ def refuse_other_ledgers(
 
     `earlier` are those of the nodes here.
     """
-    if start is None or not config.secret or not _counted(start, ledgers):
+    if start is None or not config.secret or not start.counted(ledgers):
         return
     for segments in earlier:
         if segments and start.run not in [segment.header.run for segment in segments]:
@@ -132,28 +130,9 @@ def refuse_other_ledgers(
             )
 
 
-def _visibly_same(before: Config, config: Config) -> bool:
-    """Tell whether two configurations name one data set; arrays from Python have no name."""
-    ours, theirs = (d.path or (d.name if d.published or is_file(d.name) else None) for d in (config.data, before.data))
-    return ours is not None and ours == theirs
-
-
-def _counted(start: Start, ledgers: Path | None) -> bool:
-    return ledgers is not None and ledgers.resolve() == start.ledgers.resolve()
-
-
-def _loudly(start: Start) -> str:
-    if start.records == "public":
-        return f"starts from {start.folder}, whose records are said to be public"
-    return (
-        f"starts from {start.folder}, whose budget is not counted here: its records are said to be others than these. "
-        "A record in both has spent the ε of both, added up. A run that continues its ledger counts them together"
-    )
-
-
 def told(start: Start | None, ledgers: Path | None) -> dict[str, Any] | None:
     """Return what a summary says of where a run started."""
-    return None if start is None else {"run": start.run, "counted": _counted(start, ledgers)}
+    return None if start is None else {"run": start.run, "counted": start.counted(ledgers)}
 
 
 def digest(model: nn.Module) -> str:

@@ -126,10 +126,7 @@ def _ended(spec: RunSpec, outcome: Outcome) -> str | None:
     if outcome.steps == spec.steps:
         return None
     again = max(charged - spec.released(i, outcome.steps) for i, charged in enumerate(outcome.releases))
-    return (
-        f"{again} releases of a node were charged for steps that crashes undid, and its budget pays for no more: "
-        "a larger privacy.spare leaves room for steps to be made again"
-    )
+    return f"crashes undid {again} releases of a node, and its budget pays for no more: take a larger privacy.spare"
 
 
 def _effort(spec: RunSpec, outcome: Outcome) -> dict[str, Any]:

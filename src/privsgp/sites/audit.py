@@ -58,8 +58,8 @@ class Audit:
                     chain.sync()
                 finally:
                     chain.close()
-            except Refused as refused:  # a full disk: the run goes on, or says so itself
-                _LOG.warning("%s; not written down: %s of %s", refused.what, kind, peer)
+            except (Refused, OSError) as error:  # a full disk: the run goes on, or says so itself
+                _LOG.warning("%s; not written down: %s of %s", error, kind, peer)
 
     def _name(self, line: Line) -> None:
         """Keep the first line of a kind that a peer is named for."""

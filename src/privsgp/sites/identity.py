@@ -48,8 +48,8 @@ _FILES = ("identity.key", "authority.key", "exchange.key", "tls.key")  # private
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class CardFile(Options):
-    """What a card must look like."""
+class Card(Options):
+    """What a site endorsed: the public halves of its keys, its name, and where it can be reached."""
 
     format: str
     version: int
@@ -60,10 +60,6 @@ class CardFile(Options):
     address: Annotated[str, Field(max_length=300)] | None  # HOST:PORT, None where the site only dials out
     endorsement: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 
-
-class Card(CardFile):
-    """What a site endorsed: the public halves of its keys, its name, and where it can be reached."""
-
     @classmethod
     def read(cls, path: Path) -> Card:
         """Read and check a card file."""
@@ -71,7 +67,7 @@ class Card(CardFile):
             text = read_bytes(path, _LONGEST)
         except OSError as error:
             raise Refused(f"cannot read the card {path}: {error.strerror}", "name a NAME.card file") from error
-        return cls.of(parsed(text, CardFile, str(path)), str(path))
+        return cls.of(parsed(text, Card, str(path)), str(path))
 
     @classmethod
     def of(cls, values: dict[str, Any], where: str) -> Card:
@@ -196,17 +192,11 @@ class Site:
         certificate = _certificate(
             f"{name} authority", authority, authority, f"{name} authority", _AUTHORITY_DAYS, ca=True
         )
-        write_private(home / "authority.crt", _pem(certificate))
         write_private(home / "site.json", canonical({"name": name, "listen": listen or address, "proxy": proxy}))
-        values = {
-            "format": CARD,
-            "version": 1,
-            "name": name,
-            "identity": identity.public_key().public_bytes_raw().hex(),
-            "exchange": exchange.public_key().public_bytes_raw().hex(),
-            "authority": _pem(certificate).decode(),
-            "address": address,
-        }
+        values = {"format": CARD, "version": 1, "name": name, "address": address}
+        values["identity"] = identity.public_key().public_bytes_raw().hex()
+        values["exchange"] = exchange.public_key().public_bytes_raw().hex()
+        values["authority"] = _pem(certificate).decode()
         endorsement = identity.sign(_to_sign(b"card", canonical(values))).hex()
         Card.model_validate(values | {"endorsement": endorsement}).write(home / "own.card")
         site.rotate()
@@ -220,9 +210,9 @@ class Site:
         if not (home / "identity.key").exists():
             raise Refused(f"{home} is no home of a site", "make one with `privsgp site init`, or name it with --home")
         for path in (home, *(home / file for file in _FILES)):
-            status = path.stat() if path.exists() else None
-            if status is None:
+            if not path.exists():
                 raise Refused(f"{path} is missing", "put the site's home folder back as it was")
+            status = path.stat()
             if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
                 raise Refused(
                     f"{path} is open to others (mode {stat.S_IMODE(status.st_mode):o})",

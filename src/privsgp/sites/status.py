@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from privsgp.sites.net.causes import Cause, expired, own_certificate
+from privsgp.sites.net.causes import Cause, own_certificate
 from privsgp.sites.net.client import RELAY
 
 if TYPE_CHECKING:
@@ -65,17 +65,14 @@ def _error(network: Network, peer: int) -> dict[str, str | None]:
     if not network.members.is_needed(peer):
         return _worded(None)
     is_relayed = network.agreement.is_relayed((network.node, peer))
-    failure = network.client.failing(RELAY if is_relayed else peer)
-    return _worded(failure.cause if failure is not None else _silence(network, peer))
+    return _worded(network.client.failures.get(RELAY if is_relayed else peer) or _silence(network, peer))
 
 
 def _silence(network: Network, peer: int) -> Cause | None:
-    """Return why a peer is silent that this site cannot dial, as far as it can be known here."""
-    card, member, seen = network.agreement.roster[peer], network.members.others[peer], network.members.presence(peer)
-    if card.address is not None or seen["there"] or network.site.card.address is None:
+    """Return that a peer is silent which this site cannot dial: the cause is known there alone."""
+    card, is_there = network.agreement.roster[peer], network.members.presence(peer)["there"]
+    if card.address is not None or is_there or network.site.card.address is None:
         return None
-    if member.certificate_until is not None and (cause := expired(card, member.certificate_until)) is not None:
-        return cause
     return Cause(f"{card.name} does not dial this site", f"run `privsgp status` at {card.name}: it shows the cause")
 
 

@@ -1,7 +1,7 @@
 """The same Trainer at a site: every step is committed before it is sent, and a restarted site goes on from there.
 
-A commit is a checkpoint in the middle of a step: x^{k+½} with its noise, w, and what the algorithm remembers; and where
-a table and the sums of all links are, in journals of what each step changed (journal.py, link_journal.py).
+A commit is a checkpoint in the middle of a step: x^{k+½} with its noise, w, the sums of all links, and what the
+algorithm remembers; of a table where it is, in a journal of what each step changed (journal.py).
 After a crash the same messages go out again, from the commit: no fresh noise, no second charge. What was computed and
 not committed was not sent, and is made again (privacy.md, "Crashes").
 """
@@ -56,7 +56,7 @@ class SiteDriver(RunDriver):
     @property
     def bytes_sent(self) -> int:
         """The bytes that were sent so far; of earlier processes, as of their last commits."""
-        return self._sent + self.transport.outbox.bytes
+        return self._sent + self.transport.outbox.bytes_to.total()
 
     def __call__(self, k: int, event: Event) -> Any:  # noqa: ANN401
         """Send what step k has released, and nothing else: a site commits one message a step."""

@@ -16,10 +16,9 @@ import torch
 
 from privsgp.errors import Interrupted, Refused
 from privsgp.sites.protocol.frames import Frame, Header, Step, body_of, step_body
-from privsgp.sites.protocol.link_journal import LinkJournal
 from privsgp.sites.protocol.mailbox import wait_for
 from privsgp.sites.protocol.outliers import Arrival, Outliers
-from privsgp.transport.link import gathered
+from privsgp.transport.link import gathered, grown
 from privsgp.transport.protocol import Transport
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _TICK = 0.25  # seconds between two looks at who is there
-_DECIDE = "The run continues when they leave it. Or stop this site, and agree anew"
+_DECIDE = "The run continues when they leave it. Or stop this site, and propose a new agreement"
 
 
 class Ended(Refused):
@@ -58,8 +57,13 @@ class SitesTransport(Transport):
         self.site, self.agreement, self.node = site, agreement, node
         self.inbox, self.outbox, self.members, self.log = inbox, outbox, members, log
         self.graph, self.message_bytes = agreement.graph, agreement.message_bytes
-        self.links, self.outliers = LinkJournal(log.parent, agreement, node), Outliers(agreement, node)
-        self.targets, self.sources = self.links.targets, self.links.sources
+        self.outliers = Outliers(agreement, node)
+        self.targets = sorted(i for j, i in agreement.links if j == node)
+        self.sources = sorted(j for j, i in agreement.links if i == node)
+        # Running sums of each link: what was sent to each target, and what was taken from each source.
+        self.sums: list[Sums] = [np.zeros(agreement.weights + 1) for _ in self.targets]
+        self.arrived: list[Sums] = [np.zeros(agreement.weights + 1) for _ in self.sources]
+        self.newest = torch.full((len(self.sources),), -1)  # the step of the message that was taken last
         self.last = torch.full((len(self.targets),), -1)  # the step of each link's newest message
         self.kept = torch.ones(1, dtype=torch.float64)  # the share that the node kept of itself at the last step
         self.counts = torch.zeros(3, dtype=torch.int64)  # messages posted, taken, missed at the deadline
@@ -77,8 +81,8 @@ class SitesTransport(Transport):
         body, bases = step_body(x[0].cpu().numpy(), float(w[0])), self.last.tolist()
         self.last[links] = k
         self.kept.fill_(1 - _sum(shares))
-        self.links.send(k, body, links.tolist())
-        self.links.sync()
+        for link, share in zip(links.tolist(), shares.tolist(), strict=True):
+            self.sums[link] = grown(self.sums[link], x[0].cpu().numpy(), float(w[0]), share)
         in_part = self.agreement.step_bytes is not None
         return [self._signed(link, Step(bases[link], body) if in_part else None) for link in links.tolist()]
 
@@ -88,7 +92,6 @@ class SitesTransport(Transport):
         Guarantee: nothing leaves after a peer has shown a message that another copy of this site has signed.
         Assumes: the step is committed, so that a restarted process would send them again as they are.
         """
-        self.links.committed()
         self.members.posted(self.taken(), self._sent())
         self._refuse_copy()  # again: a commit may take seconds
         self._post(messages)
@@ -125,14 +128,13 @@ class SitesTransport(Transport):
                 "the site cannot recognise a copy of itself",
                 "restore the run folder as it was when the run stopped",
             )
-        self.links.replay()
-        for source, step, sums in zip(self.sources, self.links.newest, self.links.arrived, strict=True):
-            if sums is not None:
+        for source, step, sums in zip(self.sources, self.newest.tolist(), self.arrived, strict=True):
+            if step >= 0:
                 self.inbox.restore(source, step, sums)
 
     def taken(self) -> dict[int, int]:
         """Return the step of the last message that was taken of each source."""
-        steps = zip(self.sources, self.links.newest, strict=True)
+        steps = zip(self.sources, self.newest.tolist(), strict=True)
         return {j: step for j, step in steps if step >= 0}
 
     def messages(self, k: int) -> int:
@@ -141,8 +143,10 @@ class SitesTransport(Transport):
 
     def arrays(self) -> dict[str, Tensor]:
         """Return what a commit must hold besides x and w."""
-        own = {"last": self.last, "kept": self.kept, "counts": self.counts}
-        return own | {f"journal.{name}": value for name, value in self.links.place().items()}
+        own = {"last": self.last, "kept": self.kept, "counts": self.counts, "newest": self.newest}
+        for way, nodes, sums in (("sums", self.targets, self.sums), ("arrived", self.sources, self.arrived)):
+            own |= {f"{way}.{node}": torch.from_numpy(one) for node, one in zip(nodes, sums, strict=True)}
+        return own
 
     def restart(self, x: Tensor, w: Tensor) -> None:
         """Begin anew."""
@@ -166,9 +170,7 @@ class SitesTransport(Transport):
 
     def _signed(self, link: int, news: Step | None = None) -> Frame:
         """Sign the newest sums of a link, with what is new since the message before, if known."""
-        sums = self.links.sums[link]
-        assert sums is not None  # noqa: S101 - something was sent over it
-        body, digest = body_of(sums)
+        body, digest = body_of(self.sums[link])
         about = self.agreement.run, self.node, self.targets[link], self.members.incarnation, int(self.last[link])
         return Frame.make(self.site, Header(*about, len(body), digest), body, news)
 
@@ -198,14 +200,21 @@ class SitesTransport(Transport):
         for one, warned in self.outliers.warned(k, float(w[0]), arrived):
             self.members.accuse(one.source, warned)
         for frame in taken:
-            self.links.take(self.sources.index(frame.header.source), frame)
+            link, sums = self.sources.index(frame.header.source), frame.sums()
+            self.arrived[link] = sums if sums.flags.writeable else sums.copy()  # PyTorch takes no other
+            self.newest[link] = frame.header.step
+        flow = {j: float(self.sums[self.targets.index(j)][-1]) for j in self.sources if j in self.targets}
+        flow = {j: sent - float(self.arrived[self.sources.index(j)][-1]) for j, sent in flow.items()}
+        drained = None if self.members.gone() else self.outliers.drained(k, float(w[0]), arrived, flow)
+        if drained is not None:
+            self._stop_link(k, *drained)
         self.counts[1] += len(taken)
         self._write(k, sent, taken, [(target, step) for target, step, _ in returned])
         self.members.reached(k + 1)
         self._hold(k, self._stopped)
         return torch.from_numpy(mixed)[None].to(x.device), torch.tensor([total], dtype=torch.float64)
 
-    def _returned(self) -> list[tuple[int, int, tuple[Sums, Sums | None]]]:
+    def _returned(self) -> list[tuple[int, int, tuple[Sums, Sums]]]:
         """Return what was on its way to sites that have left: target, last step it took, sums now and at that step.
 
         It is this site's own, and was noised when it was sent. A step that is made again takes it back again: until the
@@ -213,27 +222,27 @@ class SitesTransport(Transport):
         """
         back = []
         for link, target in enumerate(self.targets):
-            taken, now = self.members.last_taken(target), self.links.sums[link]
-            if taken is None or taken >= self.last[link] or now is None:
+            taken, now = self.members.last_taken(target), self.sums[link]
+            if taken is None or taken >= self.last[link]:
                 continue
             self.last[link] = taken  # it is taken back once
             before = self.outbox.of_step(target, taken)
             if before is not None or taken < 0:
-                back.append((target, taken, (now, None if before is None else before.sums())))
+                back.append((target, taken, (now, np.zeros_like(now) if before is None else before.sums())))
             else:
                 text, name = "%s left: what was on its way to it after step %d is lost with it", self._names([target])
                 _LOG.warning(text, name, taken, extra={"peer": name, "step": taken})
         return back
 
     def _gathered(
-        self, x: Tensor, w: Tensor, taken: list[Frame], returned: list[tuple[int, int, tuple[Sums, Sums | None]]]
+        self, x: Tensor, w: Tensor, taken: list[Frame], returned: list[tuple[int, int, tuple[Sums, Sums]]]
     ) -> tuple[NDArray[np.floating], float, list[Arrival]]:
         """Return x and w of the node after adding messages, and these messages as they are judged."""
         own, links = float(w[0]), [self.sources.index(frame.header.source) for frame in taken]
-        sums = [(frame.sums(), self.links.arrived[link]) for frame, link in zip(taken, links, strict=True)]
+        sums = [(frame.sums(), self.arrived[link]) for frame, link in zip(taken, links, strict=True)]
         back = [sums for _, _, sums in returned]
         mixed, total, found = gathered(x[0].cpu().numpy(), own, float(self.kept), [*sums, *back])
-        after = [self.links.newest[link] for link in links]
+        after = self.newest[links].tolist()
         return mixed, total, [self.outliers.arrival(*one, own) for one in zip(taken, after, found, strict=False)]
 
     def _stop_link(self, k: int, one: Arrival, why: Rejected) -> None:
@@ -305,7 +314,7 @@ class SitesTransport(Transport):
             raise Ended(
                 f"{self._names(sorted(gone))} left for good, and {left} of at least {limits.fewest} sites that were "
                 "agreed on are left",
-                "the run ends here, and what was spent stands in the ledger; agree anew with those who stay",
+                "the run ends here, and what was spent is in the ledger. Propose a new agreement with those who stay",
             )
         if there < min(limits.fewest, left):
             return f"{there} of at least {limits.fewest} sites are there"
@@ -324,7 +333,7 @@ class SitesTransport(Transport):
                 f"{name} was sent a message of step {found.header.step} that this site signed and that is not in this "
                 "folder's log: another copy of this site is in the run, or this folder is an older copy",
                 "stop all copies of this site; go on with the one that sent this message if no other has sent any "
-                "since, else `privsgp leave` and agree anew: steps that two copies sent are spent twice",
+                "since, else `privsgp leave` and propose a new agreement: steps that two copies sent are spent twice",
             )
         if self.members.newer:
             raise Refused(

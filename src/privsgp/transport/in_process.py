@@ -19,14 +19,18 @@ from privsgp.threads import in_threads
 from privsgp.transport.protocol import Transport
 
 if TYPE_CHECKING:
-    from privsgp.graph import Edges, Graph
+    from numpy.typing import NDArray
+
+    from privsgp.graph import Graph
+
+    Indices = NDArray[np.int64]
 
 
 # What arrives is added while it is still in a core's cache: so many numbers at a time.
 _PIECE = 1 << 18
 
 
-class _Round(NamedTuple):
+class Round(NamedTuple):
     """The r-th contribution to every target that has one."""
 
     target: Tensor
@@ -42,55 +46,57 @@ class InProcess(Transport):
     plain: ClassVar[bool] = True
 
     def __init__(self, graph: Graph, like: Tensor) -> None:
-        self.graph = graph
+        self.graph, self.like = graph, like[:0]
         self.message_bytes = like.shape[-1] * like.element_size() + torch.float64.itemsize
-        self.device, self.dtype = like.device, like.dtype
-        self._rounds: dict[int, list[_Round]] = {}
+        self._rounds: dict[int, list[Round]] = {}
 
     def mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (P^k x, P^k w).
-
-        Shares are rounded to x's precision once and used for both, so that their rounding cancels in z = x / w.
-        """
-        mixed, weights, rounds = torch.empty_like(x), torch.zeros_like(w), self._at(k)
-        for part in rounds:
-            weights.index_add_(0, part.target, w[part.source] * part.share[:, 0].double())
-        tall = min(len(x), device_of(x).rows_at_once(x, _PIECE))
-        for alike in ([p for p in rounds if p.everyone], *([p] for p in rounds if not p.everyone)):
-            add = partial(_add, mixed, x, alike, rounds[0])
-            in_threads(add, [slice(top, top + tall) for top in range(0, len(alike[0].target), tall)])
-        return mixed, weights
+        """Return (P^k x, P^k w)."""
+        return combined(self._at(k), x, w)
 
     def messages(self, k: int) -> int:
         """Count the messages between different nodes at step k."""
         edges = self.graph.edges(k)
         return int(np.count_nonzero(edges.source != edges.target))
 
-    def _at(self, k: int) -> list[_Round]:
-        if self.graph.period is None:
-            return self._split(self.graph.edges(k))
-        k %= self.graph.period
-        if k not in self._rounds:
-            self._rounds[k] = self._split(self.graph.edges(k))
-        return self._rounds[k]
-
-    def _split(self, edges: Edges) -> list[_Round]:
-        """Sort the edges into rounds; self-loops see to it that the first one reaches every node."""
-        target, source, share = edges.target, edges.source, edges.shares(str(self.dtype).removeprefix("torch."))
-        rank = np.arange(len(target)) - np.searchsorted(target, target)
-        return [self._round(target[rank == r], source[rank == r], share[rank == r]) for r in range(rank.max() + 1)]
-
-    def _round(self, target: np.ndarray, source: np.ndarray, share: np.ndarray) -> _Round:
-        def tensor(values: np.ndarray) -> Tensor:
-            return torch.tensor(values, device=self.device)
-
-        everyone = len(target) == self.graph.nodes
-        return _Round(tensor(target), tensor(source), tensor(share)[:, None], everyone)
+    def _at(self, k: int) -> list[Round]:
+        at = k if self.graph.period is None else k % self.graph.period
+        if at not in self._rounds:
+            self._rounds = self._rounds if self.graph.period else {}
+            edges = self.graph.edges(k)
+            self._rounds[at] = rounds(edges.target, edges.source, edges.shares(_name(self.like)), self.like)
+        return self._rounds[at]
 
 
-def _add(mixed: Tensor, x: Tensor, alike: list[_Round], first: _Round, rows: slice) -> None:
+def rounds(target: Indices, source: Indices, share: NDArray[np.floating], like: Tensor) -> list[Round]:
+    """Sort edges, which lie by target and then by source, into rounds; self-loops make the first reach every target."""
+    rank = np.arange(len(target)) - np.searchsorted(target, target)
+    found = []
+    for r in range(rank.max() + 1):
+        edges = tuple(torch.tensor(values[rank == r], device=like.device) for values in (target, source, share))
+        found.append(Round(edges[0], edges[1], edges[2][:, None], len(edges[0]) == target.max() + 1))
+    return found
+
+
+def combined(all_rounds: list[Round], x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what the targets of edges hold, x and w: each contribution is added in the order of the sources.
+
+    Shares are rounded to x's precision once and used for both, so that their rounding cancels in z = x / w.
+    """
+    targets = len(all_rounds[0].target)
+    mixed, weights = x.new_empty(targets, x.shape[1]), w.new_zeros(targets)
+    for part in all_rounds:
+        weights.index_add_(0, part.target, w[part.source] * part.share[:, 0].double())
+    tall = min(targets, device_of(x).rows_at_once(x, _PIECE))
+    for group in ([p for p in all_rounds if p.everyone], *([p] for p in all_rounds if not p.everyone)):
+        add = partial(_add, mixed, x, group, all_rounds[0])
+        in_threads(add, [slice(top, top + tall) for top in range(0, len(group[0].target), tall)])
+    return mixed, weights
+
+
+def _add(mixed: Tensor, x: Tensor, group: list[Round], first: Round, rows: slice) -> None:
     """Add a few edges' shares of each round; every target occurs once a round, so the order of additions is fixed."""
-    for part in alike:
+    for part in group:
         source, share = part.source[rows], part.share[rows]
         if part is first:
             torch.index_select(x, 0, source, out=mixed[rows]).mul_(share)
@@ -98,3 +104,7 @@ def _add(mixed: Tensor, x: Tensor, alike: list[_Round], first: _Round, rows: sli
             mixed[rows].add_(torch.index_select(x, 0, source).mul_(share))
         else:
             mixed.index_add_(0, part.target[rows], torch.index_select(x, 0, source).mul_(share))
+
+
+def _name(like: Tensor) -> str:
+    return str(like.dtype).removeprefix("torch.")

@@ -72,7 +72,7 @@ class Incoming:
         return news
 
 
-def grown(before: Sums | None, x: NDArray[np.floating], w: float, share: float) -> Sums:
+def grown(before: Sums, x: NDArray[np.floating], w: float, share: float) -> Sums:
     """Return a link's running sums after a step: those before it, and a share of its x and w.
 
     Guarantee: operation for operation what `Outgoing.send` does, so that both ends come to the same bytes.
@@ -80,8 +80,8 @@ def grown(before: Sums | None, x: NDArray[np.floating], w: float, share: float) 
     after = np.empty(len(x) + 1)
     for part in parts(len(x)):
         np.multiply(x[part], share, out=after[part], dtype=np.float64)
-        after[part] += 0.0 if before is None else before[part]
-    after[-1] = (0.0 if before is None else before[-1]) + w * share
+        after[part] += before[part]
+    after[-1] = before[-1] + w * share
     return after
 
 
@@ -97,7 +97,7 @@ _LEAST = 2.0**-500  # stands for a weight that was rounded to 0
 
 
 def gathered(
-    x: NDArray[np.floating], w: float, kept: float, taken: Sequence[tuple[Sums, Sums | None]]
+    x: NDArray[np.floating], w: float, kept: float, taken: Sequence[tuple[Sums, Sums]]
 ) -> tuple[NDArray[np.floating], float, list[Increment]]:
     """Return x and w of a node that keeps a share of its own and adds what messages bring: sums, and those before.
 
@@ -106,7 +106,7 @@ def gathered(
     Guarantee: operation for operation what adding `Incoming.receive` to the share does, one message after the other.
     """
     mixed, total = np.empty_like(x), w * kept
-    weights = [float(now[-1] - (0.0 if before is None else before[-1])) for now, before in taken]
+    weights = [float(now[-1] - before[-1]) for now, before in taken]
     held, news, own = np.empty(_PART), np.empty(_PART), np.empty(_PART)
     squares, products, square = np.zeros(len(taken)), np.zeros(len(taken)), 0.0
     for part in parts(len(x)):
@@ -115,7 +115,7 @@ def gathered(
         np.copyto(own[:size], x[part])
         square += float(own[:size] @ own[:size])
         for at, (now, before) in enumerate(taken):
-            new = np.subtract(now[part], 0.0 if before is None else before[part], out=news[:size])
+            new = np.subtract(now[part], before[part], out=news[:size])
             held[:size] += new
             squares[at] += new @ new
             products[at] += new @ own[:size]

@@ -162,33 +162,20 @@ DOWN = 20  # steps a crashed node needs to come back, where nothing else is said
 STALENESS = 64
 
 
-class Outage(NamedTuple):
-    """A node that is down in the steps first … stop − 1."""
-
-    node: int
-    first: int
-    stop: int
-
-
-class Leave(NamedTuple):
-    """A node that takes no step from `step` on."""
-
-    node: int
-    step: int
-
-
 @dataclass(frozen=True)
 class Faults:
     """`drop`: chance that a message is lost. `delay`: it arrives 0 to so many steps late, each equally often.
 
+    `crashes`: nodes that are down, with the first step of it and the first after it. `leaves`: nodes that take no step
+    from another on.
     `staleness`: a receiver that has had nothing over a link for more than so many steps waits for its next message,
     which then gets through at once.
     """
 
     drop: float = 0.0
     delay: int = 0
-    crashes: tuple[Outage, ...] = ()
-    leaves: tuple[Leave, ...] = ()
+    crashes: tuple[tuple[int, int, int], ...] = ()
+    leaves: tuple[tuple[int, int], ...] = ()
     staleness: int = STALENESS
     seed: int = 0
 
@@ -212,10 +199,11 @@ class Faults:
         seed: int = 0,
     ) -> Faults | None:
         """Read what the command line says: crash 3@200 or 3@200+50 (down for 50 steps), leave 5@300."""
-        outages = tuple(_outage(text, graph.nodes) for text in crash)
-        leaves = tuple(Leave(*_parts("leave", text, graph.nodes)[:2]) for text in leave)
-        faults = cls(drop, delay, outages, leaves, staleness, seed)
-        if not (drop or delay or outages or leaves):
+        outages = [_parts("crash", text, graph.nodes) for text in crash]
+        leaves = tuple(_parts("leave", text, graph.nodes)[:2] for text in leave)
+        crashes = tuple((node, first, first + steps) for node, first, steps in outages)
+        faults = cls(drop, delay, crashes, leaves, staleness, seed)
+        if not (drop or delay or crashes or leaves):
             return None
         faults.refuse_cut(graph)
         return faults
@@ -233,8 +221,7 @@ class Faults:
 
     def refuse_late(self, steps: int) -> None:
         """Refuse what would begin after the last step, steps − 1, and so never."""
-        begun = [("crash", node, first) for node, first, _ in self.crashes]
-        begun += [("leave", node, step) for node, step in self.leaves]
+        begun = [("crash", *crash[:2]) for crash in self.crashes] + [("leave", *leave) for leave in self.leaves]
         for option, node, step in begun:
             if step >= steps:
                 raise Refused(
@@ -255,16 +242,10 @@ class Faults:
         return rng.random(messages) < self.drop, rng.integers(0, self.delay + 1, messages)
 
 
-def _outage(text: str, nodes: int) -> Outage:
-    node, first, steps = _parts("crash", text, nodes)
-    if steps == 0:
-        raise Refused(f"--crash {text}", "a node that crashes is down for one step at least: write +1 or more")
-    return Outage(node, first, first + (DOWN if steps is None else steps))
-
-
-def _parts(option: str, text: str, nodes: int) -> tuple[int, int, int | None]:
+def _parts(option: str, text: str, nodes: int) -> tuple[int, int, int]:
+    """Return node, step, and steps of an outage."""
     found = re.fullmatch(r"(\d+)@(\d+)(?:\+(\d+))?" if option == "crash" else r"(\d+)@(\d+)()", text)
-    if found is None or int(found[1]) >= nodes:
-        example = "3@200 or 3@200+50" if option == "crash" else "3@200"
+    if found is None or int(found[1]) >= nodes or int(found[3] or DOWN) == 0:
+        example = "3@200 or, down for 50 steps, 3@200+50" if option == "crash" else "3@200"
         raise Refused(f"--{option} {text}", f"write NODE@STEP, like {example}, with a node from 0 to {nodes - 1}")
-    return int(found[1]), int(found[2]), int(found[3]) if found[3] else None
+    return int(found[1]), int(found[2]), int(found[3] or DOWN)

@@ -101,6 +101,10 @@ class World:
         line: Store = self.store.clone()  # type: ignore[attr-defined]
         return line
 
+    def reached(self, step: int) -> None:
+        """Keep how far this process has come."""
+        self.step = step
+
     def all_gather(self, value: T, kind: object) -> list[T]:
         """Tell the others a small public value and return everybody's, in the order of ranks: one's own as it is."""
         return self.all_gather_each(value, [kind] * self.size)

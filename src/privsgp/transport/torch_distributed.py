@@ -1,11 +1,10 @@
 """Push-sum mixing of a block of nodes with neighbours in other processes, over torch.distributed.
 
 A process sends one message to each process that holds out-neighbours of its nodes, and nothing to any other. It holds
-one row for each edge between the two, the sender's share already applied, and the weight w beside it. At its end stand
-the run, the step, the sender, the length and a check value. A peer may send less, more or anything else: nothing of a
-message is added before its end is right and its numbers can be a model's. The receiver adds rows in the order of the
-senders' numbers, one after the other, as the in-process mixing does: every layout of nodes over processes gives the
-same bits. Blocks are contiguous, so that order is: lower processes, own nodes, higher ones.
+x and w of each node that has out-neighbours there: the graph is public, so the receiver knows the shares. At its end
+are the run, the step, the sender, the length and a check value. A peer may send less, more or anything else: nothing of
+a message is added before its end is right and its numbers can be a model's. The receiver mixes the rows by the code of
+the in-process transport: every layout of nodes over processes gives the same bits.
 """
 
 from __future__ import annotations
@@ -24,13 +23,12 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from privsgp.devices import device_of
 from privsgp.transport.checks import refuse_wild, wild
+from privsgp.transport.in_process import Round, combined, rounds
 from privsgp.transport.protocol import Transport
 from privsgp.transport.rendezvous import PeerLost, World, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
 
     from privsgp.graph import Edges, Graph
 
@@ -38,28 +36,12 @@ if TYPE_CHECKING:
 _END = 5  # words of 8 bytes at the end of a message: run, step, sender, length, check value
 
 
-class _Parcel(NamedTuple):
-    """What travels to one process: these of our rows, times these shares (in the dtype of x)."""
-
-    rank: int
-    source: Tensor
-    share: Tensor
-
-
-class _Arrival(NamedTuple):
-    """What comes from one process (or from our own nodes), as rounds in which no target occurs twice."""
-
-    rank: int
-    nodes: Sequence[int]  # who sends each row
-    rounds: list[tuple[Tensor, Tensor]]  # (targets among our rows, rows of the message)
-
-
 class _Plan(NamedTuple):
     """One step's traffic of this process."""
 
-    own: _Parcel
-    parcels: list[_Parcel]
-    arrivals: list[_Arrival]  # by rank, our own among them
+    sends: dict[int, Tensor]  # by process: which of our rows it needs
+    nodes: dict[int, list[int]]  # by process, in order: the nodes of it, or of our own, that our nodes hear
+    rounds: list[Round]  # of their rows, one after the other
     messages: int  # from our nodes to any other node
 
 
@@ -70,44 +52,38 @@ class TorchDistributed(Transport):
     plain: ClassVar[bool] = False
 
     def __init__(self, graph: Graph, like: Tensor, world: World) -> None:
-        self.graph, self.world = graph, world
+        self.graph, self.world, self.like = graph, world, like[:0]
         self.device, self.dtype, self.dim = like.device, like.dtype, like.shape[1]
         self.message_bytes = self.dim * like.element_size() + torch.float64.itemsize
         self.blocks = blocks(graph.nodes, world.size)
         self._plans: dict[int, _Plan] = {}
-        self._sending: list[tuple[int, dist.Work]] = []
-        self._rooms: dict[tuple[str, int, int], Tensor] = {}
+        self._sending: list[tuple[int, dist.Work, Tensor]] = []
         _connect(world, self.device)
 
     def mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Return this block's rows of (P^k x, P^k w)."""
-        self.world.step = k
-        plan = self._at(k)
-        self._refuse_wild(self.world.rank, self.blocks[self.world.rank], x)
+        self.world.reached(k)
+        plan, rank = self._at(k), self.world.rank
+        self._refuse_wild(rank, self.blocks[rank], x)
         self.settle()
         arriving = self._post(plan, x, w)
-        mixed, weights = torch.full_like(x, -0.0), torch.full_like(w, -0.0)  # −0 + c is c, also where c is −0
-        for arrival in plan.arrivals:
-            if arrival.rank == self.world.rank:
-                own, share = plan.own.source, plan.own.share  # rounded to x's precision for both: it cancels in x / w
-                rows, shares = x[own].mul_(share), w[own] * share[:, 0].double()
+        parts = []
+        for source, nodes in plan.nodes.items():
+            if source == rank:
+                parts.append((x, w))  # every node hears itself
             else:
-                work, message = arriving[arrival.rank]
-                self._wait(arrival.rank, work)
-                rows, shares = self._checked(message, arrival.rank, arrival.nodes)
-            for target, row in arrival.rounds:
-                every = len(row) == len(rows)
-                mixed.index_add_(0, target, rows if every else rows[row])
-                weights.index_add_(0, target, shares if every else shares[row])
-        return mixed, weights
+                work, message = arriving[source]
+                self._wait(source, work)
+                parts.append(self._checked(message, source, nodes))
+        return combined(plan.rounds, torch.cat([rows for rows, _ in parts]), torch.cat([ws for _, ws in parts]))
 
     def messages(self, k: int) -> int:
         """Count the messages from this block's nodes to other nodes at step k."""
         return self._at(k).messages
 
     def settle(self) -> None:
-        """See the last step's messages off: their memory is used again."""
-        for rank, work in self._sending:
+        """See the last step's messages off."""
+        for rank, work, _ in self._sending:
             self._wait(rank, work)
         self._sending.clear()
 
@@ -126,23 +102,22 @@ class TorchDistributed(Transport):
             parts.append(self._checked(message, rank, block))
         return torch.cat([part for part, _ in parts]), torch.cat([weight for _, weight in parts])
 
-    def _whole(self, x: Tensor) -> _Parcel:
-        return _Parcel(0, torch.arange(len(x), device=x.device), torch.ones(len(x), 1, dtype=x.dtype, device=x.device))
+    def _whole(self, x: Tensor) -> Tensor:
+        return torch.arange(len(x), device=x.device)
 
     def _post(self, plan: _Plan, x: Tensor, w: Tensor) -> dict[int, tuple[dist.Work, Tensor]]:
         """Start all of a step's sends and receives at once."""
-        sends = [(p.rank, self._packed(self._kept("to", p.rank, len(p.source)), p, x, w)) for p in plan.parcels]
-        others = [a for a in plan.arrivals if a.rank != self.world.rank]
-        receives = [(a.rank, self._emptied(self._kept("from", a.rank, len(a.nodes)))) for a in others]
-        operations = [dist.P2POp(dist.irecv, message, rank) for rank, message in receives]
-        operations += [dist.P2POp(dist.isend, message, rank) for rank, message in sends]
+        receives = {r: self._room(len(nodes)) for r, nodes in plan.nodes.items() if r != self.world.rank}
+        sends = {r: self._packed(self._room(len(rows)), rows, x, w) for r, rows in plan.sends.items()}
+        operations = [dist.P2POp(dist.irecv, message, rank) for rank, message in receives.items()]
+        operations += [dist.P2POp(dist.isend, message, rank) for rank, message in sends.items()]
         if not operations:
             return {}
         with self._watching(operations[0].peer):
             works = dist.batch_isend_irecv(operations)
         works *= len(operations) if len(works) == 1 else 1  # NCCL makes one work of them
-        self._sending = [(rank, work) for (rank, _), work in zip(sends, works[len(receives) :], strict=True)]
-        return {r: (work, m) for (r, m), work in zip(receives, works[: len(receives)], strict=True)}
+        self._sending = [(r, work, m) for (r, m), work in zip(sends.items(), works[len(receives) :], strict=True)]
+        return {r: (work, m) for (r, m), work in zip(receives.items(), works[: len(receives)], strict=True)}
 
     def _wait(self, rank: int, work: dist.Work) -> None:
         with self._watching(rank):
@@ -166,23 +141,11 @@ class TorchDistributed(Transport):
         words = rows + -(-rows * self.dim * self.dtype.itemsize // 8) + _END
         return torch.zeros(8 * words, dtype=torch.uint8, device=self.device)
 
-    def _kept(self, way: str, rank: int, rows: int) -> Tensor:
-        """Return memory for the messages of one size from or to one process; it is allocated once."""
-        key = way, rank, rows
-        if key not in self._rooms:
-            self._rooms[key] = self._room(rows)
-        return self._rooms[key]
-
-    def _emptied(self, message: Tensor) -> Tensor:
-        """Wipe the end of the message before: of one that is too short, it would still be right."""
-        message[-8 * _END :].zero_()
-        return message
-
-    def _packed(self, message: Tensor, parcel: _Parcel, x: Tensor, w: Tensor) -> Tensor:
-        """Write a parcel's rows and weights into a message, shares applied, and its end."""
-        rows, weights = self._opened(message, len(parcel.source))
-        torch.index_select(x, 0, parcel.source, out=rows).mul_(parcel.share)
-        torch.index_select(w, 0, parcel.source, out=weights).mul_(parcel.share[:, 0].double())
+    def _packed(self, message: Tensor, source: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        """Write some of our rows and weights into a message, and its end."""
+        rows, weights = self._opened(message, len(source))
+        torch.index_select(x, 0, source, out=rows)
+        torch.index_select(w, 0, source, out=weights)
         words = message.view(torch.int64)
         words[-_END:-1] = torch.tensor(self._end(self.world.rank, message), device=self.device)
         words[-1] = words[:-1].sum()
@@ -222,41 +185,26 @@ class TorchDistributed(Transport):
             refuse_wild(self.world.step, rows, nodes, f" (process {rank})")
 
     def _at(self, k: int) -> _Plan:
-        if self.graph.period is None:
-            return self._plan(self.graph.edges(k))
-        k %= self.graph.period
-        if k not in self._plans:
-            self._plans[k] = self._plan(self.graph.edges(k))
-        return self._plans[k]
+        at = k if self.graph.period is None else k % self.graph.period
+        if at not in self._plans:
+            self._plans = self._plans if self.graph.period else {}
+            self._plans[at] = self._plan(self.graph.edges(k))
+        return self._plans[at]
 
     def _plan(self, edges: Edges) -> _Plan:
-        """Sort the edges by who sends to whom; within a message rows keep the order of edges: target, then source."""
+        """Sort the edges by the processes at their ends; blocks are contiguous, so ranks are in the order of nodes."""
         owner = np.concatenate([np.full(len(block), rank) for rank, block in enumerate(self.blocks)])
-        rank, here = self.world.rank, self.blocks[self.world.rank]
-        sender, receiver = owner[edges.source], owner[edges.target]
-        shares = edges.shares(str(self.dtype).removeprefix("torch."))
-
-        def parcel(to: int) -> _Parcel:
-            chosen = (sender == rank) & (receiver == to)
-            share = torch.tensor(shares[chosen], device=self.device)[:, None]
-            return _Parcel(to, self._tensor(edges.source[chosen] - here.start), share)
-
-        def arrival(source: int) -> _Arrival:
-            chosen = (sender == source) & (receiver == rank)
-            return _Arrival(source, edges.source[chosen].tolist(), self._rounds(edges.target[chosen] - here.start))
-
-        targets, sources = np.unique(receiver[sender == rank]), np.unique(sender[receiver == rank])
-        away = int(np.count_nonzero((sender == rank) & (edges.source != edges.target)))
-        parcels = [parcel(int(to)) for to in targets if to != rank]
-        return _Plan(parcel(rank), parcels, [arrival(int(source)) for source in sources], away)
-
-    def _rounds(self, targets: NDArray[np.int64]) -> list[tuple[Tensor, Tensor]]:
-        place = np.arange(len(targets)) - np.searchsorted(targets, targets)
-        rounds = [np.flatnonzero(place == r) for r in range(place.max() + 1)]
-        return [(self._tensor(targets[rows]), self._tensor(rows)) for rows in rounds]
-
-    def _tensor(self, values: NDArray[np.int64]) -> Tensor:
-        return torch.tensor(values, device=self.device)
+        rank, start = self.world.rank, self.blocks[self.world.rank].start
+        sender, here = owner[edges.source], owner[edges.target] == rank
+        mine = sender == rank
+        others = [int(r) for r in np.unique(owner[edges.target[mine]]) if r != rank]
+        sends = {r: np.unique(edges.source[mine & (owner[edges.target] == r)]) - start for r in others}
+        heard = np.unique(edges.source[here])
+        nodes = {int(r): heard[owner[heard] == r].tolist() for r in np.unique(owner[heard])}
+        shares = edges.shares(str(self.dtype).removeprefix("torch."))[here]
+        made = rounds(edges.target[here] - start, np.searchsorted(heard, edges.source[here]), shares, self.like)
+        away = int(np.count_nonzero(mine & (edges.source != edges.target)))
+        return _Plan({r: torch.tensor(rows, device=self.device) for r, rows in sends.items()}, nodes, made, away)
 
 
 def _connect(world: World, device: torch.device) -> None:
@@ -265,7 +213,7 @@ def _connect(world: World, device: torch.device) -> None:
         world.connect(
             partial(
                 dist.init_process_group,
-                device_of(device).backend,
+                "nccl" if device_of(device).has_cudnn else "gloo",
                 store=PrefixStore("messages", world.apart()),
                 rank=world.rank,
                 world_size=world.size,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 from torch.nn.grad import conv2d_input
@@ -12,10 +11,11 @@ from torch.nn.grad import conv2d_input
 from privsgp.devices import device_of
 from privsgp.gradients.per_sample import Piece, Plain, smaller
 from privsgp.gradients.positions import Positions, Window
+from privsgp.gradients.product import Through
 from privsgp.gradients.rules.layer import Call, StackedLayer
 
 if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
+    import torch
 
 
 class StackedConv2d(StackedLayer):
@@ -44,8 +44,16 @@ class StackedConv2d(StackedLayer):
         """Run all models at once."""
         m, bias = self.models, self.stacked.get("bias")
         a = x.reshape(-1, m * x.shape[1], *x.shape[2:])
-        given = a, self.stacked["weight"].flatten(0, 1), None if bias is None else bias.flatten(), self.window, m
-        out: Tensor = _Convolution.apply(*given) if device_of(a).has_cudnn else convolution(*given)  # type: ignore[no-untyped-call]
+        weight = self.stacked["weight"].flatten(0, 1)
+
+        def run(a: Tensor) -> Tensor:
+            w, shift = self.window, None if bias is None else bias.flatten()
+            return conv2d(a, weight, shift, w.stride, w.padding, w.dilation, m * w.groups)
+
+        def back(delta: Tensor, weight: Tensor) -> Tensor:
+            return input_gradient(delta, weight, a.shape, self.window, m)
+
+        out: Tensor = Through.apply(a, run, back, weight) if device_of(a).has_cudnn else run(a)  # type: ignore[no-untyped-call]
         self.record(x, a, out)
         return _by_model(out, m).flatten(0, 1)
 
@@ -59,28 +67,6 @@ class StackedConv2d(StackedLayer):
         if w.kernel == (1, 1) and w.padding == (0, 0):  # pixels that no position sees need not be kept
             a, w = a[..., :: w.stride[0], :: w.stride[1]], Window(groups=w.groups)
         return smaller(Positions(delta, a, w, "bias" in self.trained, input_is_data=input_is_data))
-
-
-class _Convolution(torch.autograd.Function):
-    """A convolution with a gradient for its input alone, by `input_gradient`."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, a: Tensor, weight: Tensor, bias: Tensor | None, w: Window, models: int) -> Tensor:
-        """Return the layer's outputs."""
-        ctx.save_for_backward(weight)
-        ctx.rest = a.shape, w, models  # type: ignore[attr-defined]
-        return convolution(a, weight, bias, w, models)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, delta: Tensor) -> tuple[Tensor, None, None, None, None]:
-        """Return the gradient by the layer's input."""
-        (weight,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return input_gradient(delta, weight, *ctx.rest), None, None, None, None  # type: ignore[attr-defined]
-
-
-def convolution(a: Tensor, weight: Tensor, bias: Tensor | None, w: Window, models: int) -> Tensor:
-    """Run [b, m·C, h, w] through the weights of m models."""
-    return conv2d(a, weight, bias, w.stride, w.padding, w.dilation, models * w.groups)
 
 
 def input_gradient(delta: Tensor, weight: Tensor, shape: torch.Size, w: Window, models: int) -> Tensor:
@@ -104,14 +90,6 @@ def _by_model(t: Tensor, models: int) -> Tensor:
 
 def window(layer: nn.Conv2d) -> Window:
     """Return a layer's geometry, with "same" and "valid" as numbers."""
-    kernel, stride, dilation = (_pair(t) for t in (layer.kernel_size, layer.stride, layer.dilation))
-    if layer.padding == "same":
-        padding = (dilation[0] * (kernel[0] - 1) // 2, dilation[1] * (kernel[1] - 1) // 2)
-    else:
-        padding = (0, 0) if isinstance(layer.padding, str) else _pair(layer.padding)
-    return Window(kernel, stride, padding, dilation, layer.groups)
-
-
-def _pair(values: tuple[int, ...]) -> tuple[int, int]:
-    height, width = values
-    return height, width
+    same = tuple(d * (k - 1) // 2 for k, d in zip(layer.kernel_size, layer.dilation, strict=True))
+    padding = layer.padding if isinstance(layer.padding, tuple) else same if layer.padding == "same" else (0, 0)
+    return Window(layer.kernel_size, layer.stride, padding, layer.dilation, layer.groups)

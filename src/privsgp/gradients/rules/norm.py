@@ -6,18 +6,16 @@ On a GPU, GroupNorm has kernels that go through memory once (`privsgp.kernels.gr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import group_norm, layer_norm
 
 from privsgp.gradients.per_sample import Piece, Plain
+from privsgp.gradients.product import Through
 from privsgp.gradients.rules.layer import Call, StackedLayer
 from privsgp.kernels import runs_on
-
-if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
 
 
 class _StackedNorm(StackedLayer):
@@ -53,9 +51,17 @@ class StackedGroupNorm(_StackedNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise groups of channels."""
         if self._at_once(x):
+            from privsgp.kernels import group_norm as kernel
+
             scale, shift = (self.stacked[name].contiguous() for name in ("weight", "bias"))
             after = 1 if self.samples_first else x.shape[0] // self.models  # so many rows the next model's begin
-            y: Tensor = _AtOnce.apply(x, scale, shift, self.groups, self.eps, after)  # type: ignore[no-untyped-call]
+            rest = self.groups, self.eps, after
+
+            def back(delta: Tensor, x: Tensor, scale: Tensor) -> Tensor:
+                return kernel.backward(x, delta.contiguous(), scale, *rest)
+
+            given = x, lambda x: kernel.forward(x, scale, shift, *rest), back, x, scale
+            y: Tensor = Through.apply(*given)  # type: ignore[no-untyped-call]
             self.record(x, x, y)
             return y
         normal = group_norm(x, self.groups, eps=self.eps)
@@ -77,29 +83,6 @@ class StackedGroupNorm(_StackedNorm):
         from privsgp.kernels.group_norm import MOST
 
         return x.ndim == 4 and x[0].numel() // self.groups <= MOST
-
-
-class _AtOnce(torch.autograd.Function):
-    """GroupNorm with a gradient for its input alone: scale and shift have one a sample, by `affine`."""
-
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx, x: Tensor, scale: Tensor, shift: Tensor, groups: int, eps: float, after: int
-    ) -> Tensor:
-        """Return γ x̂ + β."""
-        from privsgp.kernels import group_norm as kernel
-
-        ctx.save_for_backward(x, scale)
-        ctx.rest = groups, eps, after  # type: ignore[attr-defined]
-        return kernel.forward(x, scale, shift, groups, eps, after)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, delta: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-        """Return the gradient by x."""
-        from privsgp.kernels import group_norm as kernel
-
-        x, scale = ctx.saved_tensors  # type: ignore[attr-defined]
-        return kernel.backward(x, delta.contiguous(), scale, *ctx.rest), None, None, None, None, None  # type: ignore[attr-defined]
 
 
 class StackedLayerNorm(_StackedNorm):

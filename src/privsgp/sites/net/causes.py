@@ -26,7 +26,7 @@ _ANSWERS = {  # the peer was reached, and said no
 _CAUSES = (  # the first that fits
     ("certificate has expired",
      "the certificate of {name} has expired",
-     "{name} runs `privsgp site rotate`. If the clock here ({clock}) is wrong, set it"),
+     "{name} runs `privsgp site rotate`, and joins again. If the clock here ({clock}) is wrong, set it"),
     ("certificate is not yet valid",
      "the certificate of {name} is not valid yet",
      "compare the clock here ({clock}) with the clock at {name}, and set the wrong one"),
@@ -41,10 +41,10 @@ _CAUSES = (  # the first that fits
      "compare the address with {name}, and check the name server of this machine"),
     ("Connection refused",
      "{way} refuses the connection",
-     "ask {name} whether `privsgp join` runs there, and check the firewalls between the two"),
+     "ask {name} whether `privsgp {command}` runs there, and check the firewalls between the two"),
     ("Deadline Exceeded|timed out|Timeout|timeout|Endpoint closing",
      "no answer from {way}",
-     "ask {name} whether `privsgp join` runs there, and check for a firewall that drops packets"),
+     "ask {name} whether `privsgp {command}` runs there, and check for a firewall that drops packets"),
     ("No route to host|nreachable|Invalid argument",  # the last by a route that drops packets
      "{way} is unreachable from here",
      "check the network and the routes of this machine"),
@@ -67,8 +67,8 @@ class Cause(NamedTuple):
     remedy: str
 
 
-def cause_of(error: Exception, site: Site, card: Card) -> Cause:
-    """Return why `site` cannot exchange messages with the site of a card."""
+def cause_of(error: Exception, site: Site, card: Card, command: str = "join") -> Cause:
+    """Return why `site` cannot exchange messages with the site of a card, where `privsgp command` has to run."""
     if isinstance(error, Rejected):
         return Cause(
             f"{card.name} sent a message that this site refuses: {error}", "read audit.jsonl in the run folder"
@@ -82,6 +82,7 @@ def cause_of(error: Exception, site: Site, card: Card) -> Cause:
         return own
     about = {
         "name": card.name, "address": card.address, "proxy": site.proxy, "clock": _shown(dt.datetime.now(dt.UTC)),
+        "command": command,
         "way": f"{card.address} through the proxy {site.proxy}" if site.proxy else card.address,
         "text": text.rpartition(": ")[2][:_LONGEST],
     }  # fmt: skip
@@ -103,22 +104,15 @@ def own_certificate(site: Site) -> Cause | None:
     except (OSError, ValueError):  # the file is damaged: a server that runs shows the certificate that it has read
         return None
     if now > (until := shown.not_valid_after_utc):
-        return Cause(f"the certificate of this site expired at {_shown(until)}", "run `privsgp site rotate`")
+        return Cause(
+            f"the certificate of this site expired at {_shown(until)}", "run `privsgp site rotate`, and join again"
+        )
     if now < (since := shown.not_valid_before_utc):
         return Cause(
             f"the certificate of this site is not valid before {_shown(since)}",
-            f"set the clock here if {_shown(now)} is wrong, else run `privsgp site rotate`",
+            f"set the clock here if {_shown(now)} is wrong, else run `privsgp site rotate`, and join again",
         )
     return None
-
-
-def expired(card: Card, until: dt.datetime) -> Cause | None:
-    """Return that the certificate which a site showed last has expired since then, None if it has not."""
-    if dt.datetime.now(dt.UTC) <= until:
-        return None
-    return Cause(
-        f"the certificate of {card.name} expired at {_shown(until)}", f"{card.name} runs `privsgp site rotate`"
-    )
 
 
 def _shown(when: dt.datetime) -> str:

@@ -7,14 +7,13 @@ new connection (so that a renewed certificate is shown) and the newest message t
 from __future__ import annotations
 
 import logging
-import math
 import random
 import threading
 import time
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from privsgp.options import Options
 from privsgp.outside import Whole
@@ -27,7 +26,7 @@ from privsgp.sites.net.tls import grpc
 from privsgp.sites.protocol import frames
 from privsgp.sites.protocol.frames import PIECE, Rejected
 from privsgp.sites.protocol.gossip import Node, Yours, read_said
-from privsgp.sites.protocol.mailbox import wait_for
+from privsgp.sites.protocol.mailbox import counted, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,20 +44,13 @@ _FIRST, _LAST = 0.2, 15.0  # seconds between two attempts
 _LOG = logging.getLogger(__name__)
 
 
-class Failure(NamedTuple):
-    """Why the last attempt to talk to a peer failed, and when, on the monotonic clock."""
-
-    cause: Cause
-    at: float
-
-
-class Kept(Options):
+class _Kept(Options):
     """By target: the step of this site's message that a relay keeps for it."""
 
     newest: dict[Node, Whole]
 
 
-class From(Options):
+class _From(Options):
     """Whose message a relay hands over, and of which step, by the word of the relay."""
 
     source: Node
@@ -87,11 +79,10 @@ class Client:
         self.site, self.agreement, self.node = site, agreement, node
         self.inbox, self.outbox, self.members, self.audit = inbox, outbox, members, audit
         self.ended = threading.Event()
-        self.failures: dict[int, Failure] = {}
-        self._worked: dict[int, float] = {}  # when the last attempt succeeded
-        # Peers to whom, and from whom, the next message travels as a whole: what is new in it alone has failed.
-        self._bring_whole: set[int] = set()
-        self._fetch_whole: set[int] = set()
+        self.failures: dict[int, Cause] = {}  # why the last attempt to talk to a peer failed, if it has
+        self._whole: set[int] = (
+            set()
+        )  # peers with which messages travel as a whole: what is new in one alone has failed
         self._unusable: dict[int, int] = {}  # by source: the step of a relay's message that could not be used
         self._threads: list[threading.Thread] = []
         self._channels: set[grpc.Channel] = set()
@@ -142,7 +133,7 @@ class Client:
                 with self._opened(peer) as channel:
                     while not self.ended.is_set():
                         work(peer, channel)
-                        self._worked[peer] = time.monotonic()
+                        self.failures.pop(peer, None)
                         pause = _FIRST
             except Exception as error:  # noqa: BLE001 - whatever it is: nobody else talks to this peer
                 self._failed(peer, error)
@@ -169,10 +160,10 @@ class Client:
             channel.close()
 
     def _failed(self, peer: int, error: Exception) -> None:
-        """Note why a peer cannot be talked to; log a cause once, and an error that nobody expected with its trace."""
-        card, before = self._card(peer), self.failing(peer)
-        cause = cause_of(error, self.site, card)
-        is_new = (before is None or before.cause.what != cause.what) and not self.ended.is_set()
+        """Keep why a peer cannot be talked to; log a cause once, and an error that nobody expected with its trace."""
+        card, before = self._card(peer), self.failures.get(peer)
+        cause = cause_of(error, self.site, card, self.agreement.command(card))
+        is_new = (before is None or before.what != cause.what) and not self.ended.is_set()
         is_new = is_new and (peer == RELAY or self.members.is_needed(peer))
         if isinstance(error, Rejected):
             self.audit.note(error.kind, card.name, str(error), **error.evidence)
@@ -180,13 +171,8 @@ class Client:
             _LOG.error("talking to %s failed", card.name, exc_info=error)
         if is_new:
             named = {"peer": card.name, "remedy": cause.remedy}
-            _LOG.info("%s cannot be reached: %s. To do: %s", card.name, *cause, extra=named)
-        self.failures[peer] = Failure(cause, time.monotonic())
-
-    def failing(self, peer: int) -> Failure | None:
-        """Return why a peer cannot be talked to; None if the last attempt succeeded."""
-        failure = self.failures.get(peer)
-        return failure if failure is not None and failure.at >= self._worked.get(peer, -math.inf) else None
+            _LOG.warning("no messages to or from %s: %s. To do: %s", card.name, *cause, extra=named)
+        self.failures[peer] = cause
 
     def _channel(self, peer: int) -> grpc.Channel:
         return dialled(self.site, self._card(peer))
@@ -214,14 +200,13 @@ class Client:
         asked = canonical({"run": self.agreement.run, "node": target, "step": step})
         sealed = b"" if frame is None else self.seal.close(frame)
         drop = channel.stream_unary(f"/{SERVICE}/Drop")
-        parts = chain([asked], self.outbox.counted(target, frames.in_pieces(sealed)))
+        parts = chain([asked], counted(self.outbox.bytes_to, target, frames.in_pieces(sealed)))
         answer = drop(parts, timeout=self.agreement.limits.transfer)
-        self.members.relayed(read_said(Kept, answer, len(self.agreement.roster)).newest)
+        self.members.relayed(read_said(_Kept, answer, len(self.agreement.roster)).newest)
 
     def _collect(self, sources: list[int], _peer: int, channel: grpc.Channel) -> None:
         """Fetch the next message for this site from the relay."""
-        if not self.inbox.is_open:
-            self.inbox.until_open(BEAT, self.ended.is_set)
+        if not wait_for(self.changed, lambda: self.inbox.is_open and self.members.is_fresh(), BEAT):
             return
         have = {j: max(self.inbox.newest(j), self._unusable.get(j, -1)) for j in sources}
         asked = {"run": self.agreement.run, "after": {j: step for j, step in have.items() if step >= 0}}
@@ -229,11 +214,11 @@ class Client:
         parts = iter(collect(canonical(asked), timeout=PULL + self.agreement.limits.transfer))
         if (first := next(parts, None)) is None:
             return
-        said = read_said(From, first, len(self.agreement.roster))
+        said = read_said(_From, first, len(self.agreement.roster))
         if said.source not in sources:
             raise Rejected("source", f"a sealed message of node {said.source}")
         self._unusable[said.source] = said.step  # unless it is let in: one bad message must not hide those of others
-        sealed = collected(self.inbox.counted(said.source, parts), most(self.agreement))
+        sealed = collected(counted(self.inbox.bytes_from, said.source, parts), most(self.agreement))
         frame = self.seal.open(said.source, sealed)
         if self.inbox.is_news(frame.header, frame.signature):
             del self._unusable[said.source]
@@ -258,30 +243,32 @@ class Client:
 
     def _push(self, peer: int, channel: grpc.Channel, frame: Frame, *, whole: bool) -> None:
         """Bring a peer a message, as a whole or what is new in it."""
-        after = None if whole or peer in self._bring_whole else self.members.have_of(peer)
+        after = None if whole or peer in self._whole else self.members.have_of(peer)
         push, asked = channel.stream_unary(f"/{SERVICE}/Push"), self.members.others[peer].incarnation
-        self._bring_whole.add(peer)  # where this fails
-        pieces = self.outbox.counted(peer, frame.pieces(after))
+        self._whole.add(peer)  # where this fails
+        pieces = counted(self.outbox.bytes_to, peer, frame.pieces(after))
         said = read_said(Yours, push(pieces, timeout=self.agreement.limits.transfer))
-        self._bring_whole.discard(peer)
+        self._whole.discard(peer)
         self.members.look(said)
         in_part = frame.step is not None and after == frame.step.base
         step = said.newest if in_part else max(said.newest, frame.header.step)
         self.members.took(peer, step, said.newest, asked)
 
+    def _is_met(self, peer: int) -> bool:
+        return self.members.others[peer].incarnation > 0 and self.inbox.is_open and self.members.is_fresh()
+
     def _fetch(self, peer: int, channel: grpc.Channel) -> None:
         """Fetch the next message from a peer, waiting for it there; first it is shown what this site has of it."""
-        met = lambda: self.members.others[peer].incarnation > 0 and self.inbox.is_open  # noqa: E731
-        if not wait_for(self.changed, met, BEAT) or self.ended.is_set():
+        if not wait_for(self.changed, lambda: self._is_met(peer), BEAT) or self.ended.is_set():
             return
         pull = channel.unary_stream(f"/{SERVICE}/Pull")
         before = self.inbox.newest(peer)
-        request = canonical({"run": self.agreement.run, "after": before, "whole": peer in self._fetch_whole})
+        request = canonical({"run": self.agreement.run, "after": before, "whole": peer in self._whole})
         pieces = iter(pull(request, timeout=PULL + self.agreement.limits.transfer))
         first = next(pieces, None)
         if first is not None:
-            self._fetch_whole.add(peer)  # where this fails
+            self._whole.add(peer)  # where this fails
             self.inbox.receive(peer, first, pieces)
-            self._fetch_whole.discard(peer)
+            self._whole.discard(peer)
         if self.inbox.newest(peer) == before:
             self.ended.wait(_FIRST)

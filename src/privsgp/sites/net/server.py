@@ -29,7 +29,7 @@ from privsgp.sites.net.tls import grpc
 from privsgp.sites.protocol import frames
 from privsgp.sites.protocol.frames import PIECE, Rejected
 from privsgp.sites.protocol.gossip import Newest, Node, read_said
-from privsgp.sites.protocol.mailbox import wait_for
+from privsgp.sites.protocol.mailbox import counted, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +56,7 @@ _COPY = ("incarnation", "equivocation")  # what a copy of a site sends: the answ
 _MOMENT = 0.5  # seconds in which a connection that broke shows as such
 
 
-class Wanted(Options):
+class _Wanted(Options):
     """A member asks for the next message for it after a step."""
 
     run: Hash
@@ -64,7 +64,7 @@ class Wanted(Options):
     whole: bool
 
 
-class Drop(Options):
+class _Drop(Options):
     """A member brings the relay its message of a step for a node; without one, step −1, it asks what is kept."""
 
     run: Hash
@@ -72,14 +72,14 @@ class Drop(Options):
     step: Newest
 
 
-class Collect(Options):
+class _Collect(Options):
     """A member asks the relay for the next message for it, and tells what it has of each source."""
 
     run: Hash
     after: dict[Node, Whole]
 
 
-Asked = TypeVar("Asked", Wanted, Drop, Collect)
+Asked = TypeVar("Asked", _Wanted, _Drop, _Collect)
 
 
 class _Call:
@@ -101,9 +101,16 @@ class Server:
     """A site's server during a run."""
 
     def __init__(
-        self, site: Site, agreement: Agreement, node: int, inbox: Inbox, outbox: Outbox, members: Gossip, audit: Audit,
+        self,
+        site: Site,
+        agreement: Agreement,
+        node: int,
+        inbox: Inbox,
+        outbox: Outbox,
+        members: Gossip,
+        audit: Audit,
         relay: Relay | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.relay, self.changed = relay, members.changed
         self.site, self.agreement, self.node = site, agreement, node
         self.inbox, self.outbox, self.members, self.audit = inbox, outbox, members, audit
@@ -111,6 +118,7 @@ class Server:
         self._open: dict[tuple[int, str], _Call] = {}
         self._most = (3 if relay is None else 5) * len(agreement.roster) + 4  # calls: of each member one of a kind
         self._server: grpc.Server | None = None
+        self._failure = ""  # of the disk, that was logged last
 
     def start(self, listen: str) -> None:
         """Listen, with the certificate that the site has now; refuse an address that is taken."""
@@ -182,24 +190,26 @@ class Server:
         limits = self.agreement.limits
         with self._call("push", context, limits.transfer) as call:
             with self._border(call):
-                self.inbox.until_open(min(limits.deadline, limits.transfer / 2), lambda: self._over(call))
-                self.inbox.receive(call.peer, next(parts, b""), parts)
-                self.members.heard(call.peer)
+                seconds = min(limits.deadline, limits.transfer / 2)
+                wait_for(self.changed, lambda: self.inbox.is_open or self._over(call), seconds)
+                if self.members.is_fresh():
+                    self.inbox.receive(call.peer, next(parts, b""), parts)
+                    self.members.heard(call.peer)
             return canonical(self.members.has_of(call.peer))
 
     def _pull(self, parts: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Hand a member the next message for it, once there is one."""
         with self._call("pull", context, self.agreement.limits.transfer + PULL) as call, self._border(call):
-            asked = self._asked(Wanted, next(parts, b""))
+            asked = self._asked(_Wanted, next(parts, b""))
             self.members.heard(call.peer)
             frame = self.outbox.wait(call.peer, asked.after, PULL, lambda: self._over(call))
             if frame is not None:
-                yield from self.outbox.counted(call.peer, frame.pieces(None if asked.whole else asked.after))
+                yield from counted(self.outbox.bytes_to, call.peer, frame.pieces(None if asked.whole else asked.after))
 
     def _drop(self, kept: Relay, parts: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Keep a member's sealed message for another; say what is kept of it."""
         with self._call("drop", context, self.agreement.limits.transfer) as call, self._border(call):
-            asked = self._asked(Drop, next(parts, b""))
+            asked = self._asked(_Drop, next(parts, b""))
             link = call.peer, asked.node
             if link not in self.agreement.links or not self.agreement.is_relayed(link):
                 raise Rejected("link", f"a sealed message over the link {link}")
@@ -214,7 +224,7 @@ class Server:
     def _collect(self, kept: Relay, parts: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Hand a member the sealed message of another, once there is one: first whose it is."""
         with self._call("collect", context, self.agreement.limits.transfer + PULL) as call, self._border(call):
-            peer, after = call.peer, self._asked(Collect, next(parts, b"")).after
+            peer, after = call.peer, self._asked(_Collect, next(parts, b"")).after
             wait_for(self.changed, lambda: self._over(call) or kept.next(peer, after) is not None, PULL)
             if (found := kept.next(peer, after)) is not None:
                 yield canonical({"source": found[0], "step": found[1]})
@@ -238,7 +248,6 @@ class Server:
             name = shown.subject.rfc4514_string()[:80]
             for peer, card in enumerate(self.agreement.roster):
                 if peer != self.node and card.issued(shown):
-                    self.members.showed(peer, shown.not_valid_after_utc)
                     return peer
         what = f"a certificate of no other member, {name}, from {context.peer()}"
         self.audit.note("stranger", "?", what)  # counted together: a member can issue any number of names
@@ -273,9 +282,13 @@ class Server:
             yield call
         except grpc.RpcError:
             raise
-        except Exception:
+        except Exception as error:
             if context.code() is None:  # else it was said already
-                _LOG.exception("a call failed")
+                if not isinstance(error, OSError):
+                    _LOG.exception("a call failed")
+                elif str(error) != self._failure:  # a full disk fails every call
+                    _LOG.warning("a message of %s was not kept: %s", self.agreement.roster[call.peer].name, error)
+                    self._failure = str(error)
                 context.abort(grpc.StatusCode.INTERNAL, "this site could not answer")
             raise
         finally:

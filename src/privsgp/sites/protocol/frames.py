@@ -197,7 +197,7 @@ def read_body(pieces: Iterator[bytes], length: int) -> memoryview:
 
 
 def read_step(
-    header: Header, signature: bytes, news: Step, before: NDArray[np.float64] | None, share: float, dtype: str
+    header: Header, signature: bytes, news: Step, before: NDArray[np.float64], share: float, dtype: str
 ) -> Frame:
     """Return the message that `news` leads to, for a receiver that has the sums before it; nothing is checked yet."""
     with np.errstate(**_ANYTHING):
@@ -205,7 +205,7 @@ def read_step(
     return Frame(header, signature, sums.data.cast("B"), news)
 
 
-def refuse_body(frame: Frame, before: NDArray[np.float64] | None, most: float, dtype: str) -> None:
+def refuse_body(frame: Frame, before: NDArray[np.float64], most: float, dtype: str) -> None:
     """Reject sums that no link can have carried; `before` are those of the newest message that was let in.
 
     Guarantee: the sums are those that the header names, finite, can be squared in the model's `dtype`, and bring
@@ -216,7 +216,7 @@ def refuse_body(frame: Frame, before: NDArray[np.float64] | None, most: float, d
     sums, largest, step = frame.sums(), math.sqrt(np.finfo(dtype).max), frame.header.step
     for part in parts(len(sums)):
         with np.errstate(**_ANYTHING):
-            brought = sums[part] if before is None else sums[part] - before[part]
+            brought = sums[part] - before[part]
         if not np.abs(brought).max() <= largest:  # nor is it where one is not a number
             raise Rejected("not finite", f"a message of step {step} that can be no model", frame.evidence())
     weight = float(brought[-1])

@@ -12,13 +12,14 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from privsgp.sites.protocol.frames import Frame, Rejected, Step, opened, read_body, read_step, refuse_body, refuse_head
 from privsgp.sites.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from privsgp.sites.agreement import Agreement
@@ -37,6 +38,13 @@ def wait_for(changed: threading.Condition, done: Callable[[], bool], seconds: fl
         return is_done
 
 
+def counted(counts: Counter[int], peer: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield pieces of a message, and count their bytes."""
+    for piece in pieces:
+        counts[peer] += len(piece)
+        yield piece
+
+
 def depth(agreement: Agreement) -> int:
     """Return how many messages of a link are kept."""
     return len(agreement.roster) + 1 if agreement.message_bytes <= _SMALL else 2
@@ -47,16 +55,8 @@ class Outbox:
 
     def __init__(self, kept: int, changed: threading.Condition | None = None) -> None:
         self.kept, self.changed = kept, changed or threading.Condition()
-        self.bytes, self.bytes_to = 0, Counter[int]()  # that have left, in all and by target
+        self.bytes_to = Counter[int]()  # that have left, by target
         self._frames: dict[int, list[Frame]] = {}
-
-    def counted(self, target: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield what leaves for a target, and count it."""
-        for piece in pieces:
-            yield piece
-            with self.changed:
-                self.bytes += len(piece)
-                self.bytes_to[target] += len(piece)
 
     def post(self, frame: Frame) -> None:
         """Let a message be sent; it stands for all before it."""
@@ -98,18 +98,12 @@ class Inbox:
         self._frames: dict[int, list[Frame]] = {}
         self._last: dict[int, Frame] = {}  # the newest of each source, taken or not
         self._taken: dict[int, tuple[int, NDArray[np.float64]]] = {}  # step and sums of the newest that was taken
+        self._nothing = np.zeros(agreement.weights + 1)
         self._incarnation: dict[int, int] = {}
         self._stopped: set[int] = set()
         self._old: dict[int, Frame] = {}  # by source: the last header that was no news; a copy of it may have sent it
         self.bytes_from = Counter[int]()
         self.arrived: dict[int, float] = {}  # by source: when the newest message was let in, on the monotonic clock
-
-    def counted(self, source: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield what arrives from a source, and count it."""
-        for piece in pieces:
-            with self.changed:
-                self.bytes_from[source] += len(piece)
-            yield piece
 
     def stop(self, source: int) -> None:
         """Let nothing more in over the link from a source, until this process ends."""
@@ -127,10 +121,6 @@ class Inbox:
         with self.changed:
             self.is_open = True
             self.changed.notify_all()
-
-    def until_open(self, seconds: float, ended: Callable[[], bool]) -> None:
-        """Wait until messages are let in, for some time."""
-        wait_for(self.changed, lambda: self.is_open or ended(), seconds)
 
     def restore(self, source: int, step: int, sums: NDArray[np.float64]) -> None:
         """Note what an earlier process of this site had taken from a link."""
@@ -160,11 +150,11 @@ class Inbox:
             old = self._old.get(source)
             return self.proof(source) | ({} if old is None else {"proof": old.evidence()})
 
-    def last(self, source: int) -> tuple[int, NDArray[np.float64] | None]:
-        """Return the step and the sums of a source's newest message; −1 and None before the first."""
+    def last(self, source: int) -> tuple[int, NDArray[np.float64]]:
+        """Return the step and the sums of a source's newest message; −1 and zeros before the first."""
         with self.changed:
             last = self._last.get(source)
-            return self._taken.get(source, (-1, None)) if last is None else (last.header.step, last.sums())
+            return self._taken.get(source, (-1, self._nothing)) if last is None else (last.header.step, last.sums())
 
     def is_news(self, header: Header, signature: bytes) -> bool:
         """Tell, before the body is read, whether a message is newer than all that came; reject two of one step.
@@ -195,7 +185,8 @@ class Inbox:
 
         Nor is what is new after another message than the one that is here: the answer says which that is.
         """
-        (header, signature, base), pieces = opened(first), self.counted(peer, rest)
+        (header, signature, base), pieces = opened(first), counted(self.bytes_from, peer, rest)
+        self.bytes_from[peer] += len(first)
         refuse_head(self.agreement, peer, self.node, header, signature)
         if not self.is_news(header, signature):
             return

@@ -71,7 +71,7 @@ class PairKeys:
         """Take up the run key that lies at a path; `words` are all sites', as they come to be known."""
         self.site, self.agreement, self.node, self.path, self.words = site, agreement, node, path, words
         self._cards = {other: site.exchange(card) for other, card in enumerate(agreement.roster) if other != node}
-        self._streams: SitePairStreams | None = None
+        self._streams: _SitePairStreams | None = None
 
     def open(self, *, begun: bool) -> None:
         """Make the run key, durably, where the run has not begun, and say so to others; refuse one others can read."""
@@ -88,13 +88,13 @@ class PairKeys:
     def streams(self, noise: PairwiseNoise, here: Ends) -> PairStreams:
         """Return the numbers of this site's pairs; keys are made when they are first asked for, all being known."""
         del noise  # it follows from the agreement, whose hash is in every key
-        self._streams = SitePairStreams({here.number(pair): pair for pair in here.pairs}, self._secret)
+        self._streams = _SitePairStreams({here.number(pair): pair for pair in here.pairs}, self._secret)
         return self._streams
 
     def used(self, step: int) -> None:
         """Let no number of a step that was committed be drawn again."""
         if self._streams is not None:
-            self._streams.committed = step
+            self._streams.commit(step)
 
     def forget(self) -> None:
         """Delete the run key: the site makes no more steps with a gradient."""
@@ -106,7 +106,8 @@ class PairKeys:
         if not self.path.exists():
             raise Refused(
                 f"{self.path} is lost, and steps are left to be made",
-                "put it back: partners have made their halves of the noise with it; without it, leave, and agree anew",
+                "put it back: partners have made their halves of the noise with it. Without it, leave, and propose a "
+                "new agreement",
             )
         key: X25519PrivateKey = load_key(self.path, X25519PrivateKey)
         return key
@@ -122,7 +123,7 @@ class PairKeys:
         return derived(fresh + self._cards[other], bytes.fromhex(self.agreement.run), info)
 
 
-class SitePairStreams(PairStreams):
+class _SitePairStreams(PairStreams):
     """The normals of a site's pairs: the same in every life of its process, for steps that were not committed yet.
 
     Guarantee: of a committed step none is handed out, nor of another attempt than the first: partners know of no other.
@@ -150,6 +151,10 @@ class SitePairStreams(PairStreams):
             if str(pair) not in self._keys:
                 self._keys[str(pair)] = self._secret(*self._pairs[pair])
         super().fill_normal(out, nodes, step, attempt)
+
+    def commit(self, step: int) -> None:
+        """Hand out nothing more of steps up to this one."""
+        self.committed = step
 
     def forget(self) -> None:
         """Drop all keys."""

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 from privsgp.sites.protocol.pairs import needs_keys
 
 if TYPE_CHECKING:
-    import datetime as dt
-
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.protocol.frames import Frame
     from privsgp.sites.protocol.gossip import Goodbye, Process
@@ -33,7 +31,6 @@ class Peer:
     met: float = -LONG_AGO  # when it last spoke to this site itself
     reporter: str = ""  # the site whose report `heard` is from
     delivered: tuple[int, float] = (-1, -LONG_AGO)  # the newest step of this site's that it has, and since when
-    certificate_until: dt.datetime | None = None  # of the certificate that it showed last
     step: int = 0
     phase: str = "signing"
     incarnation: int = 0  # 0 until it says hello
@@ -64,6 +61,7 @@ class PeerTable:
         self._pairs = needs_keys(agreement)
         self._near = [i for i in self.others if node < 0 or not agreement.is_relayed((node, i))]
         self._far = [i for j, i in agreement.links if j == node and agreement.is_relayed((j, i))]
+        self._spoke = float("inf")  # when the last hello came; before the first the inbox is closed
         self._silence = max(_SILENCE, agreement.limits.deadline)
 
     def enter(self, phase: str) -> None:
@@ -86,6 +84,14 @@ class PeerTable:
         """
         with self.changed:
             self.durable, self.sent = durable, sent
+
+    def is_fresh(self) -> bool:
+        """Tell whether this process has heard a hello lately.
+
+        A process that was suspended has not. A copy of the site may have continued: honest messages would look wrong to
+        this process, so it judges none before the next hello, which shows it what the copy has sent.
+        """
+        return time.monotonic() - self._spoke <= self._silence
 
     def informed(self, peer: int, phase: str) -> None:
         """Keep that a peer was told what this site is doing."""
@@ -124,10 +130,6 @@ class PeerTable:
             self.relay_has = newest
             for target in self._far:
                 self._deliver(target, newest.get(target, -1))
-
-    def showed(self, peer: int, until: dt.datetime) -> None:
-        """Keep until when the certificate is valid that a peer has shown."""
-        self.others[peer].certificate_until = until
 
     def _deliver(self, target: int, step: int) -> None:
         if step != self.others[target].delivered[0]:
