@@ -21,14 +21,24 @@ if TYPE_CHECKING:
     from workloads import Workload
 
 
+class OneGroup(Trainer):
+    """Takes all nodes at once."""
+
+    def _split(self, gradient: object) -> list[slice]:
+        del gradient
+        return [slice(0, len(self.spec.here))]
+
+
 @contextmanager
-def engine(work: Workload, algorithm: str = "privsgp-vr", *, seed: int | None = 0) -> Iterator[Trainer]:
+def engine(
+    work: Workload, algorithm: str = "privsgp-vr", *, seed: int | None = 0, kind: type[Trainer] = Trainer
+) -> Iterator[Trainer]:
     """A run that is ready for its first step, with secret noise where there is no seed; its folder is thrown away."""
     with tempfile.TemporaryDirectory() as place:
         folder = Folder(Path(place))
         folder.prepare()
         folder.identify({}, None)
-        training = Trainer(work.spec(algorithm, seed=seed), folder)
+        training = kind(work.spec(algorithm, seed=seed), folder)
         training._begin()
         with training.budget_guard:
             yield training
@@ -53,7 +63,6 @@ def parts(training: Trainer, steps: int = 30) -> dict[str, float]:
     """Return the milliseconds of each line of the loop; the device is waited for after each, so the sum is larger."""
     spent: dict[str, list[float]] = {}
     algorithm, randomness = training.algorithm, training.randomness
-    algorithm.__dict__["parts"] = [algorithm]  # line by line, all nodes go at once
     _watch(randomness, "sample", spent, "5 sample")
     _watch(algorithm, "recorded", spent, "6-7 direction")
     _watch(randomness, "noise", spent, "8 noise")

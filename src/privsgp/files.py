@@ -93,7 +93,7 @@ def parsed(text: bytes, shape: type[BaseModel], where: str) -> dict[str, Any]:
         key = ".".join(map(str, first["loc"])) or "it"
         if key == "version":
             what = f"{where} is of version {first['input']!r:.80}: {first['msg']}"
-            raise Refused(what, "read it with the release that wrote it (run.json), or install a newer one") from error
+            raise Refused(what, "another release wrote it: read it with that one (run.json names it)") from error
         raise _damaged(where, f"{key} = {first['input']!r:.80}: {first['msg']}") from error
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
         raise _damaged(where, str(error)[:200]) from error

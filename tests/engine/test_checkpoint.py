@@ -14,6 +14,8 @@ from privsgp.engine import checkpoint
 from privsgp.engine.checkpoint import Progress
 from privsgp.errors import Refused
 
+pytestmark = pytest.mark.usefixtures("entered")
+
 PROGRESS = Progress(step=7, attempt=2, seconds=1.5, bytes_sent=123, shared="abc")
 
 

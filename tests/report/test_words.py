@@ -59,7 +59,7 @@ def test_the_worst_site_is_named(secret):
     view = read(secret)
     said = " ".join(words.paragraphs(view))
     assert f"site 3: ε = {up(view.sites[3].epsilon)}" in said
-    assert "several records of one person" in said
+    assert "Several records of one person" in said
 
 
 def test_the_worst_site_is_worst_by_both_numbers(secret):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from privsgp.accounting.shown import percent_up, small, up
 from privsgp.algorithms import ALGORITHMS
+from privsgp.runs.views import LIMITS
 
 if TYPE_CHECKING:
     from privsgp.runs.views import RunView
@@ -124,10 +125,5 @@ def _counted(view: RunView) -> str:
 
 def _not_covered(view: RunView) -> str:
     learnt = view.summary.get("pretraining")
-    return (
-        "Not covered: several records of one person, at one site or at several, add up and are protected less than one "
-        "record. Choosing settings by looking at results on the same records spends privacy that is not counted here. "
-        "So does a second run on the same records, unless it continued the same ledgers."
-        + (" Accuracy and loss are on public test data, which have no protection." if view.curve("test_loss") else "")
-        + (f" The encoder rests on {learnt}; the images that it learnt from are not covered." if learnt else "")
-    )
+    rests_on = f" The encoder rests on {learnt}; the images that it learnt from are not covered." if learnt else ""
+    return f"Not covered: {' '.join(LIMITS)}{rests_on}"

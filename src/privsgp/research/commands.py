@@ -15,7 +15,7 @@ import typer
 
 from privsgp import later
 from privsgp.cli_data import Changes, DataDir, Json, configured, listed, note, numbers, one_of
-from privsgp.errors import Refused
+from privsgp.errors import Refused, refuse_below_one
 from privsgp.files import finite
 from privsgp.report.terminal import err, show, stage, tell
 
@@ -74,6 +74,7 @@ def compare(
     names = listed(algorithms)
     if moved := comparing.moved(settings, names):
         note(f"on a ring, not on graph.name = {settings.graph.name!r}: {', '.join(moved)} (links must go both ways)")
+    refuse_below_one(seeds=seeds, tuning_seeds=tuning_seeds)
     bench = Bench(place, data_dir, jobs, stage)
     with _going_on(), Folder(place).locked():
         told = comparing.compare(
@@ -120,6 +121,7 @@ def reproduce(
     from privsgp.research.bench import Bench
     from privsgp.research.shown import show_figure
 
+    refuse_below_one(seeds=seeds, max_steps=max_steps)
     bench = Bench(folder, data_dir, jobs, stage)
     with _going_on(), Folder(folder).locked():
         for one, m in [(one, m) for one in names for m in MODES if mode in (m, "both")]:

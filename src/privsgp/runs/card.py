@@ -22,6 +22,7 @@ from privsgp.data.images import ImageOptions
 from privsgp.data.text import TextOptions
 from privsgp.errors import Refused, visible
 from privsgp.files import parsed
+from privsgp.runs import views
 from privsgp.runs.budgets import per_node
 
 if TYPE_CHECKING:
@@ -167,19 +168,13 @@ def markdown(told: dict[str, Any], view: RunView) -> str:
         "## Metrics", "", *_metrics(view), "",
         "## Privacy", "", *(f"- {line}" for line in view.promise),
         *([] if view.sites else ["- treat the model as you treat the records"]), "",
-        "## Not covered", "", *(f"- {line}" for line in _LIMITS), "",
+        "## Not covered", "", *(f"- {line}" for line in views.LIMITS), "",
         "## Use it", "", "```python", "import privsgp", "", 'result = privsgp.load("this folder")',
         "result.predict(x)  # result.model is a torch.nn.Module", "```", "",
     ])  # fmt: skip
 
 
 _SIMULATION = "A simulation, not private: the configuration has a seed, and anyone can compute its noise again."
-_LIMITS = (
-    "Several records of one person add up. The guarantee is for each record by itself.",
-    "Metrics are on public test data. No ε covers them.",
-    "Another run on these records, from this model or not, adds to what was spent, unless it continued the ledgers.",
-    "If people chose settings by looking at results on these records, that cost is not counted.",
-)
 _OUTPUTS = {
     "cross-entropy": "an output for each class: logits",
     "binary": "1 output: the logit of class 1",

@@ -37,6 +37,12 @@ AGAINST = {
     "curator": "everybody except the site that holds all records",
     "honest sites": "anyone who works together with fewer dishonest sites than the run assumes",
 }
+LIMITS = (  # what no ε covers
+    "Several records of one person add up. The guarantee is for each record by itself.",
+    "Metrics are on public test data. No ε covers them.",
+    "Another run on these records, from this model or not, adds to what was spent, unless it continued the ledgers.",
+    "If people chose settings by looking at results on these records, that cost is not counted.",
+)
 _CURVES = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss")
 _TESTED = (*_CURVES, *metrics.KEYS)  # public if the test data are
 _SIMULATED = ("train_loss",)  # computed from records: docs/privacy.md, Artefacts

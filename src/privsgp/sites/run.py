@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import threading
@@ -148,7 +149,11 @@ def join(
     if folder.summary.exists():
         return _serve_again(site, agreement, folder, say)
     if not folder.checkpoint.exists():
-        agreement.refuse_expired()
+        try:
+            agreement.refuse_expired()
+        except Refused:
+            delete(_pair_key(folder))  # of a process that signed in time, and waited for the others
+            raise
     check_policy(site, agreement)
     node = agreement.node(site)
     spec, records = _spec(agreement, file, test, node, device, lambda line: say(f"note, for this site alone: {line}"))
@@ -159,7 +164,15 @@ def join(
         network = wire(site, agreement, folder)
         trainer = SiteTrainer(spec, folder, network.transport, network.stopping, watch, network.pairs)
         _take_up_links(folder, network.transport)
-        with network.opened(), status.kept(network, folder), served(metrics, lambda: metrics_text(network)):
+
+        @functools.lru_cache(1)
+        def epsilon(releases: int) -> float:
+            return spec.protection.epsilon(node, releases)
+
+        def spent() -> float | None:
+            return epsilon(trainer.budget_guard.releases()[0]) if spec.algorithm.private else None
+
+        with network.opened(), status.kept(network, folder), served(metrics, lambda: metrics_text(network, spent())):
             try:
                 _wait_for_signatures(network, say)
                 network.members.enter("training")
