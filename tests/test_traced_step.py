@@ -42,6 +42,7 @@ def traced(work) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("seeded", [True, False])
 @pytest.mark.parametrize(("method", "most"), BOUNDS.items())
+@pytest.mark.usefixtures("entered")
 def test_a_step_of_four_nodes_is_short(tmp_path, seeded, method, most):
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # so that all of it runs in this thread
