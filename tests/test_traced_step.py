@@ -40,6 +40,7 @@ def traced(work) -> set[tuple[str, str]]:
     return seen
 
 
+@pytest.mark.usefixtures("entered")
 @pytest.mark.parametrize("seeded", [True, False])
 @pytest.mark.parametrize(("method", "most"), BOUNDS.items())
 def test_a_step_of_four_nodes_is_short(tmp_path, seeded, method, most):

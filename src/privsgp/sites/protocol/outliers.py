@@ -132,7 +132,9 @@ class Outliers:
             return None
         one = max(same, key=lambda one: (flow.get(one.source, 0.0), -one.w))
         what = f"it has sent back {flow.get(one.source, 0.0):.3g} less weight than this site has sent it, and the nodes"
-        what = f"{what} that this site knows hold {self._mean:.2g} on average instead of 1. It keeps the weight of others"
+        what = (
+            f"{what} that this site knows hold {self._mean:.2g} on average instead of 1. It keeps the weight of others"
+        )
         return one, Rejected("outlier", f"{what}, or a site that is down does", one.head.evidence())
 
     def distance(self, source: int, norm: float) -> float | None:
