@@ -40,6 +40,7 @@ def traced(work) -> set[tuple[str, str]]:
     return seen
 
 
+@pytest.mark.usefixtures("entered")
 @pytest.mark.parametrize("seeded", [True, False])
 @pytest.mark.parametrize(("method", "most"), BOUNDS.items())
 @pytest.mark.usefixtures("entered")
