@@ -728,7 +728,7 @@ def named(c, i):
     assert {peer for peer, *_ in said} == {line["peer"] for line in c.audited(i)}
     for peer, *_ in said:
         assert f"{peer}: the model in its message of step" in c.log(i)
-        assert f"Warning: {peer}." in (c.folder / "report.html").read_text()
+        assert f"WARNING: {peer}" in (c.folder / "report.html").read_text()
     return said
 
 
