@@ -25,12 +25,11 @@ from privsgp.report.terminal import (
     show_audit,
     show_budget,
     show_end,
-    show_formula,
-    show_keys,
     show_log,
     show_plan,
     show_run,
     show_statements,
+    show_table,
     stage,
     tell,
 )
@@ -213,14 +212,15 @@ def plan(
     else:
         from privsgp import graph as graphs
         from privsgp.accounting.mechanisms import nominal
-        from privsgp.planner.theorems import Constants, from_constants
+        from privsgp.planner.theorems import Constants, formula_rows, from_constants
 
         constants = Constants(smoothness, gap, heterogeneity, norm)
         found = from_constants(
             constants, graphs.make(network, nodes), dim, clip, samples=samples, batch=batch, budget=(epsilon, delta),
             published_c2=c2 if nominal(accountant) else None,
         )  # fmt: skip
-        tell(found, show_formula, found, as_json=as_json)
+        warnings = [("warning", line) for line in found["warnings"]]
+        tell(found, show, "plan", formula_rows(found) + warnings, as_json=as_json)
 
 
 @app.command()
@@ -352,7 +352,8 @@ def options(
     known = {name: groups for name, _, groups in reference()}
     if section is not None:
         one_of("section", section, [name for name in known if name])
+    head = ("key", "values", "default", "meaning")
     for name, groups in known.items():
-        if section in (None, name):
-            for whose, found in groups:
-                show_keys(f"[{name}]" if name else "at the top", whose, found)
+        for whose, found in groups if section in (None, name) else ():
+            title = (f"[{name}]" if name else "at the top") + (f" with {whose}" if whose else "")
+            show_table(title, head, found, words=head)

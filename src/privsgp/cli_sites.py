@@ -308,7 +308,7 @@ def _show_status(agreement: Agreement, node: int, told: dict[str, Any]) -> None:
     rows += [(f"{one['source']} → {one['target']}", _last_message(one)) for one in told["links"]]
     rows.append(("releases", _releases(agreement, node, told)))
     rows.append(("refused", ", ".join(f"{count} × {kind}" for kind, count in told["refused"].items()) or "nothing"))
-    rows += [(f"WARNING: {peer}", text) for peer, text in warning_lines(told.get("warnings", []))]
+    rows += warning_lines(told.get("warnings", []))
     show(agreement.name, rows)
     if age >= 5 and own["phase"] not in ("finished", "left"):
         out.print("next: privsgp join goes on with the same options; nothing is charged twice")

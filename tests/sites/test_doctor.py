@@ -518,7 +518,7 @@ def test_a_summary_tells_how_far_models_are_apart_and_what_weight_is_lost(three)
     assert "3.217" in said[0]
     assert said[1].endswith("by: basel 0.37%.")
     assert said[2].startswith("The sites hold the weight 0.89 of 3. cork left with the rest.")
-    assert "2.25 times as far" in said[2]  # two sites, of weight 2 if nothing were lost
+    assert "2.25 times as far" in said[3]  # two sites, of weight 2 if nothing were lost
     assert len(site_lines({"nodes": 3, "site": own | {"weight_of_all": 3.0 - 1e-9}})) == 2
     outliers = Outliers(three.agreement, 0)
     for step, known in ((19, None), (20, 0.5 / 4.0)):  # the last step with noise, the first round without

@@ -139,15 +139,13 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return the table and the charts that a notebook shows."""
-        view = self.view
         row = Markup(
             '<tr><th style="text-align:left">%s</th><td style="text-align:left;white-space:pre-wrap">%s</td></tr>'
         )
-        rows = Markup().join(row % pair for pair in view.facts)
-        notes = Markup().join(Markup("<p>%s</p>") % words for words in view.notes)
-        drawn = Markup().join(chart.figure() for chart in (*charts.over_steps(view), *charts.on_test_data(view)))
-        page = Markup('<table><caption>%s</caption>%s</table>%s<div style="max-width:30em">%s</div>')
-        return str(page % (self.summary["name"], rows, notes, drawn))
+        rows = Markup().join(row % pair for pair in self.view.facts)
+        drawn = Markup().join(charts.figures(self.view))
+        page = Markup('<table><caption>%s</caption>%s</table><div style="max-width:30em">%s</div>')
+        return str(page % (self.summary["name"], rows, drawn))
 
 
 def load(run: str | Path, model: nn.Module | None = None, features: nn.Module | None = None) -> Result:
