@@ -16,7 +16,7 @@ from torch.utils import data as torch_data
 
 from privsgp import data as data_room
 from privsgp import models
-from privsgp.data.dataset import from_arrays, pool, settle
+from privsgp.data.dataset import from_arrays, pool
 from privsgp.data.loading import read_file, read_frame
 from privsgp.data.samples import Fields, are_fields, are_sites, field_arrays, fields_of, looked_up, pair
 from privsgp.data.tables import Frame, is_frame
@@ -376,13 +376,9 @@ def _checked(
     if isinstance(given.vocabulary, tuple):
         raise Refused("a Dataset with several inputs per sample", "give them as arrays: ((one, other), y)")
     x_test, y_test = (given.x_test, given.y_test) if test is None else test
-    made = from_arrays(
-        given.x, given.y, x_test, y_test, name=given.name, task=task, vocabulary=given.vocabulary, settled=False
-    )
-    if task == "regression":
-        return made
-    settled = settle(made, classes or given.classes)
-    return settled if classes or given.classes is None else replace(settled, counted=given.counted)
+    form: dict[str, Any] = {"name": given.name, "task": task, "vocabulary": given.vocabulary}
+    made = from_arrays(given.x, given.y, x_test, y_test, classes=classes or given.classes, **form)
+    return made if classes or made.classes is None or given.classes is None else replace(made, counted=given.counted)
 
 
 def _kind(x: Any, vocabulary: int | None, model: nn.Module | None) -> tuple[Fields | None, int | None]:  # noqa: ANN401
