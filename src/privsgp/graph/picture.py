@@ -36,7 +36,8 @@ def draw(graph: Graph, path: str | Path) -> None:
 
 def _circle(graph: Graph) -> str:
     """Return a drawing of a period, of eight steps of a longer one, or of four if the graph never repeats."""
-    frame = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_SIZE} {_SIZE}" role="img" aria-label="Sites on a circle, an arrow for each message"'
+    named = 'role="img" aria-label="Sites on a circle, an arrow for each message"'
+    frame = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_SIZE} {_SIZE}" {named}'
     parts = [line for k in range(min(graph.period or 4, _MOST)) for line in _step(graph, k)]
     for i in range(graph.nodes):
         at, label = _place(graph, i), _place(graph, i, 1.13)
