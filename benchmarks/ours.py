@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from privsgp.accounting.book import Book, Entry
+from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.engine.drive import drive
 from privsgp.engine.folder import Folder
 from privsgp.engine.trainer import Trainer
@@ -39,10 +42,26 @@ def engine(
         folder.prepare()
         folder.identify({}, None)
         training = kind(work.spec(algorithm, seed=seed), folder)
+        if seed is None:
+            _enter(training, place)
         training._begin()
         with training.budget_guard:
             yield training
         training.close()
+
+
+def _enter(training: Trainer, place: str) -> None:
+    """Enter the nodes in a budget book of this benchmark's own, as `train` does."""
+    os.environ["PRIVSGP_STATE"], run = place, training.folder.run or ""
+    entries = [
+        Entry(
+            run=run, node=node, ledger=run, command="train", name="benchmark", data="random", folder=place,
+            simulation=False, relation="zero-out", trust="per-node", epsilon=None, delta=1e-5,
+        )
+        for node in training.spec.here
+    ]  # fmt: skip
+    Book().enter(entries, [None] * len(entries))
+    training.budget_guard = BudgetGuard(training.spec, training.folder, training.world)
 
 
 def stepper(training: Trainer) -> Callable[[], None]:

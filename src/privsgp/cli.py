@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 import typer.core
@@ -70,23 +70,15 @@ def main() -> None:
     try:
         command_line()()
     except Refused as refused:
-        _end(refused.what, f"  → {refused.remedy}", status=2)
+        show_end(refused.what, f"  → {refused.remedy}")
+        sys.exit(2)
     except Diverged as diverged:
-        _end(str(diverged))
+        show_end(str(diverged))
+        sys.exit(1)
     except OSError as error:
-        goes_on = {
-            "join": "the same command continues the run",
-            "train": "run it again, with --resume if the run has begun",
-        }
-        again = goes_on.get(sys.argv[1] if len(sys.argv) > 1 else "", "then run the same command again")
-        _end(
-            str(error), f"  → {mending(error, 'find out why the system refused it')}. No file is half-written: {again}"
-        )
-
-
-def _end(what: str, *then: str, status: int = 1) -> NoReturn:
-    show_end(what, *then)
-    sys.exit(status)
+        again = "No file is half-written: run the same command again (train: with --resume if the run has begun)"
+        show_end(str(error), f"  → {mending(error, 'find out why the system refused it')}. {again}")
+        sys.exit(1)
 
 
 def _version(asked: bool) -> None:  # noqa: FBT001 - typer hands it in
@@ -100,9 +92,7 @@ def privsgp(
     *,
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", help="Print the version.", callback=lambda asked: _version(asked=asked), is_eager=True
-        ),
+        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
     ] = False,
 ) -> None:
     """Private learning without a server."""
@@ -264,7 +254,9 @@ def audit(
     data_dir: DataDir = None,
     canaries: Annotated[int | None, typer.Option(help="Canaries on each node; default: as many as fit.")] = None,
     seed: Annotated[int, typer.Option(help="Decides the canaries' coins.")] = 0,
-    confidence: Annotated[float, typer.Option(help="Of everything said about all nodes together.")] = 0.9999,
+    confidence: Annotated[
+        float, typer.Option(min=0, max=1, help="Of everything said about all nodes together.")
+    ] = 0.9999,
     observations: Annotated[int, typer.Option(help="(canary, step) pairs to see of each node.")] = 50_000,
     as_json: Json = False,
 ) -> None:

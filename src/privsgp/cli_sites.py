@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from privsgp import later
 from privsgp.accounting.shown import up
 from privsgp.cli_data import Json, configured, there
 from privsgp.errors import Interrupted, Refused
@@ -234,6 +235,10 @@ def join(
 ) -> None:
     """Sign an agreement and take part in its run; again after a crash, to go on."""
     own = _site(home)
+    with later.package("torch"):
+        from privsgp.sites.net.causes import refuse_own_certificate
+
+    refuse_own_certificate(own)
     from privsgp.report import page
     from privsgp.runs import views
     from privsgp.sites import run

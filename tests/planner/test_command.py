@@ -60,3 +60,12 @@ def test_a_config_is_planned_and_shown(tmp_path):
     assert found["algorithm"] == "privsgp"
     assert found["steps"] >= 1024
     assert found["sigma"][0] > 1.5 * found["sigma"][1] > 2 * found["sigma"][3]
+
+
+def test_train_with_auto_reads_the_data_once(tmp_path, monkeypatch):
+    read = mock.Mock(wraps=data.load)
+    monkeypatch.setattr(data, "load", read)
+    options = runs.changes(privacy__sigma=None, privacy__epsilon=3.0, algorithm__steps="auto", algorithm__batch=64)
+    summary = runs.train(runs.small(tmp_path), tmp_path / "run", *options)
+    assert summary["steps"] > 0
+    assert read.call_count == 1

@@ -614,19 +614,20 @@ def test_a_member_that_keeps_the_weight_of_others_is_named_before_it_has_all(thr
         if (found := outliers.drained(k, w[0], both, flow)) is not None:
             break
         w = [own - 2 * given[i] + sum(given) - given[i] for i, own in enumerate(w)]
-    assert (found[0].source, found[1].kind) == (2, "weight")
+    assert (found[0].source, found[1].kind) == (2, "outlier")
     assert k < 60
 
 
-def test_a_site_that_names_a_member_for_its_weight_pauses(three, tmp_path, monkeypatch):
+def test_a_site_warns_of_a_member_that_keeps_weight_and_continues(three, tmp_path, monkeypatch):
+    """A site that is down keeps weight too, so no link is stopped."""
     both = [frame(three, 0, 1 / 3, source=1), frame(three, 0, 1 / 3, source=2)]
     transport, accused = arriving(three, tmp_path, both)
     monkeypatch.setattr(
-        transport.outliers, "drained", lambda _k, _own, taken, _flow: (taken[1], taken[1].rejected("weight", "x"))
+        transport.outliers, "drained", lambda _k, _own, taken, _flow: (taken[1], taken[1].rejected("outlier", "x"))
     )
-    with pytest.raises(Interrupted):  # it would wait: nothing more is spent
-        step(transport)
-    assert [(node, said.kind) for node, said in accused] == [(2, "weight")]
+    step(transport)
+    assert [(node, said.kind) for node, said in accused] == [(2, "outlier")]
+    assert not transport.inbox.stopped()
 
 
 def test_honest_sites_never_run_out_of_weight(three):

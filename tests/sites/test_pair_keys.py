@@ -119,8 +119,10 @@ def test_a_key_that_its_site_did_not_sign_for_this_run_is_not_taken(six, keys, h
     members = Gossip(six.agreement, 0, 1, six.agreement.sign(six.sites[0]))
     word = forged(six, keys, how)
     assert not is_word(six.agreement, 1, word)
-    assert not members._share({1: word})
-    assert members._share({1: keys[1].words[1]})
+    members.take_up({}, {}, {1: word})
+    assert 1 not in members.pair_keys
+    members.take_up({}, {}, {1: keys[1].words[1]})
+    assert 1 in members.pair_keys
 
 
 def test_a_key_is_waited_for_as_a_signature_is_and_a_second_one_changes_nothing(six, keys, tmp_path):
@@ -128,12 +130,12 @@ def test_a_key_is_waited_for_as_a_signature_is_and_a_second_one_changes_nothing(
     members.signatures = {i: six.agreement.sign(site) for i, site in enumerate(six.sites)}
     members.pair_keys.update({i: keys[i].words[i] for i in range(N) if i != 3})
     assert members.unsigned() == ["delft"]
-    members._share({3: keys[3].words[3]})
+    members.take_up({}, {}, {3: keys[3].words[3]})
     assert not members.unsigned()
     second = PairKeys(six.sites[3], six.agreement, 3, tmp_path / "second.key", {})
     second.open(begun=False)
     assert is_word(six.agreement, 3, second.words[3])
-    assert not members._share({3: second.words[3]})
+    members.take_up({}, {}, {3: second.words[3]})
     assert members.pair_keys[3] == keys[3].words[3]
 
 
@@ -252,7 +254,7 @@ def test_what_is_agreed_on_is_checked_by_each_site(six):
 )
 def test_a_policy_says_how_many_others_may_have_to_be_trusted(six, policy, allowed):
     if allowed:
-        refuse_against(policy, six.agreement, 0, Total(0.0, 0.0, ()))
+        refuse_against(policy, six.agreement, 0, Total(0.0, 0.0))
         return
     with pytest.raises(Refused, match="honest"):
-        refuse_against(policy, six.agreement, 0, Total(0.0, 0.0, ()))
+        refuse_against(policy, six.agreement, 0, Total(0.0, 0.0))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from privsgp.errors import Refused
 from privsgp.files import write
-from privsgp.graph.convergence import constants
+from privsgp.graph.assumptions import constants
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

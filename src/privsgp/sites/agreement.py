@@ -381,9 +381,10 @@ class Agreement:
 
     def _refuse_other(self, spec: RunSpec, encoder: nn.Module | None) -> None:
         own = {"model": _model(spec.learning.model, encoder), "graph": graph_hash(spec.graph)}
+        names = {"model": "model (x⁰, or the map of features)", "graph": "graph"}
         remedy = "nothing was signed: compare the versions of privsgp, torch and NumPy with the proposer's"
         for key, value in own.items():
-            what = f"{self.name}: the {'first model x⁰' if key == 'model' else key} comes out differently here"
+            what = f"{self.name}: the {names[key]} comes out differently here"
             _refuse([(value != self.values[key], what, remedy)])
         for i, (m, sigma) in enumerate(zip(spec.protection.mechanisms, self.values["sigma"], strict=True)):
             is_other = abs(m.sigma - sigma) > _CLOSE * max(m.sigma, sigma)

@@ -44,7 +44,7 @@ from privsgp.sites.audit import Audit
 from privsgp.sites.identity import Site
 from privsgp.sites.metrics import served
 from privsgp.sites.metrics import text as metrics_text
-from privsgp.sites.net.causes import own_certificate
+from privsgp.sites.net.causes import refuse_own_certificate
 from privsgp.sites.net.client import Client
 from privsgp.sites.net.relay import Relay
 from privsgp.sites.net.server import Server
@@ -144,8 +144,7 @@ def join(
     """Take part in a run until it ends, and return the site's summary; `test` are public data to try the model on."""
     site, agreement, folder = _opened(study, home, out)
     folder.refuse_unless_writable()
-    if (wrong := own_certificate(site)) is not None:
-        raise Refused(*wrong)
+    refuse_own_certificate(site)
     if folder.summary.exists():
         return _serve_again(site, agreement, folder, say)
     if not folder.checkpoint.exists():

@@ -206,8 +206,8 @@ class SitesTransport(Transport):
         flow = {j: float(self.sums[self.targets.index(j)][-1]) for j in self.sources if j in self.targets}
         flow = {j: sent - float(self.arrived[self.sources.index(j)][-1]) for j, sent in flow.items()}
         drained = None if self.members.gone() else self.outliers.drained(k, float(w[0]), arrived, flow)
-        if drained is not None:
-            self._stop_link(k, *drained)
+        if drained is not None:  # no link is stopped: honest sites lose weight too, to a site that is down
+            self.members.accuse(drained[0].source, drained[1])
         self.counts[1] += len(taken)
         self._write(k, sent, taken, [(target, step) for target, step, _ in returned])
         self.members.reached(k + 1)

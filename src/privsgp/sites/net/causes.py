@@ -11,6 +11,7 @@ import datetime as dt
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from privsgp.errors import Refused
 from privsgp.sites.net.tls import grpc
 from privsgp.sites.protocol.frames import Rejected
 
@@ -113,6 +114,12 @@ def own_certificate(site: Site) -> Cause | None:
             f"set the clock here if {_shown(now)} is wrong, else run `privsgp site rotate`, and join again",
         )
     return None
+
+
+def refuse_own_certificate(site: Site) -> None:
+    """Refuse to join with a certificate that no other site accepts."""
+    if (wrong := own_certificate(site)) is not None:
+        raise Refused(*wrong)
 
 
 def _shown(when: dt.datetime) -> str:

@@ -220,7 +220,9 @@ class Client:
         self._unusable[said.source] = said.step  # unless it is let in: one bad message must not hide those of others
         sealed = collected(counted(self.inbox.bytes_from, said.source, parts), most(self.agreement))
         frame = self.seal.open(said.source, sealed)
-        if self.inbox.is_news(frame.header, frame.signature):
+        if not self.members.is_fresh():  # this process was suspended while it waited
+            del self._unusable[said.source]
+        elif self.inbox.is_news(frame.header, frame.signature):
             del self._unusable[said.source]
             self.inbox.put(frame)
 
@@ -266,7 +268,7 @@ class Client:
         request = canonical({"run": self.agreement.run, "after": before, "whole": peer in self._whole})
         pieces = iter(pull(request, timeout=PULL + self.agreement.limits.transfer))
         first = next(pieces, None)
-        if first is not None:
+        if first is not None and self.members.is_fresh():  # again: this process may have been suspended meanwhile
             self._whole.add(peer)  # where this fails
             self.inbox.receive(peer, first, pieces)
             self._whole.discard(peer)

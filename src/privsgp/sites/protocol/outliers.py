@@ -119,10 +119,10 @@ class Outliers:
     def drained(
         self, k: int, own: float, taken: Sequence[Arrival], flow: dict[int, float]
     ) -> tuple[Arrival, Rejected] | None:
-        """Return the peer that keeps the weight of the others, if the weights that this site knows have run out.
+        """Return the peer to warn of, if the weights that this site knows have run out: it has kept most of them.
 
         `flow` is, by source, the weight that this site has sent to it and not got back. While w runs out, steps spend
-        budget and improve nothing.
+        budget and improve nothing. It is a warning alone: a site that is down keeps weight too.
         """
         same = [one for one in taken if one.step == k]
         if not same:
@@ -132,7 +132,9 @@ class Outliers:
             return None
         one = max(same, key=lambda one: (flow.get(one.source, 0.0), -one.w))
         what = f"it has sent back {flow.get(one.source, 0.0):.3g} less weight than this site has sent it, and the nodes"
-        return one, one.rejected("weight", f"{what} that this site knows hold {self._mean:.2g} on average instead of 1")
+        what = f"{what} that this site knows hold {self._mean:.2g} on average instead of 1"
+        who = "It keeps the weight of others, or a site that is down does"
+        return one, Rejected("outlier", f"{what}. {who}", one.head.evidence())
 
     def distance(self, source: int, norm: float) -> float | None:
         """Return how far a source's model was from this site's at its last message, by the norm of this site's.
