@@ -202,9 +202,3 @@ def test_a_server_is_no_graph_and_no_heading_stands_over_nothing(made):
     assert "exponential graph" not in (folder / "report.html").read_text()
     headings = [re.findall("<h2>(.*?)</h2>", page.page(v)) for v in (view, bare)]
     assert headings == [["Privacy", "Charts", "Repeat it"], ["Privacy", "Repeat it"]]
-
-
-def test_the_graph_of_the_run_is_drawn(made):
-    html = _html(made("pushed", graph__name="random"))
-    assert "The first 4 steps together; the graph never repeats." in html
-    assert html.count("<circle") >= 4

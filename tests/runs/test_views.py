@@ -16,8 +16,8 @@ SUMMARY = {
     "seconds": 1.0, "bytes_sent": 1000,
 }  # fmt: skip
 OWN = {
-    "name": "basel", "node": 0, "roster": [{"name": "basel"}, {"name": "cork"}], "refused": {"late": 2},
-    "messages": {"posted": 7, "taken": 6, "missed": 1}, "warnings": [], "model_norm": 2.0,
+    "name": "basel", "node": 0, "roster": [{"name": "basel"}, {"name": "cork", "distance": 0.0037}],
+    "refused": {"late": 2}, "messages": {"posted": 7, "taken": 6, "missed": 1}, "warnings": [],
 }  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def test_a_site_knows_its_own_epsilon_alone():
     facts = dict(view.facts)
     assert facts["sites"] == "basel ε = 2.5 of 3"
     assert facts["messages"] == "7 sent, 6 taken, 1 missed at a deadline; refused: 2 × late"
-    assert facts["this site's model"] == "The norm of this site's model is 2."
+    assert facts["this site's model"] == "The others' last models differ from it by: cork 0.37%."
     assert "no finite" in _of(epsilon_spent=[None, 1.0], site=OWN).privacy[0]
 
 
@@ -60,7 +60,7 @@ def test_shared_noise_says_whom_it_trusts():
     curve = {"honest": 2, "curve": [[1, None], [2, 1.23451]]}
     said = _of(pairwise=curve, trust="honest sites").privacy
     assert any(line.startswith("only if 2 of 2 sites are honest, the site itself included: ") for line in said)
-    assert "if all sites are honest: ε = 1.235; if only the site itself is: no finite bound" in said
+    assert "ε of the site that has spent most, by the number of honest sites: 1: no finite bound, 2: 1.235" in said
 
 
 def test_what_is_not_known_has_no_row():

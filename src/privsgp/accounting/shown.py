@@ -22,9 +22,9 @@ def down(value: float, digits: int = 4) -> str:
     return f"{float(Context(digits, ROUND_FLOOR).create_decimal(repr(float(value)))):.{digits}g}"
 
 
-def bound(epsilon: float | None, before: str = "") -> str:
+def bound(epsilon: float | None) -> str:
     """Write an ε, rounded up, or that there is no finite one."""
-    return f"{before}{up(epsilon)}" if epsilon is not None and math.isfinite(epsilon) else "no finite bound"
+    return up(epsilon) if epsilon is not None and math.isfinite(epsilon) else "no finite bound"
 
 
 def one_in(delta: float) -> int:

@@ -12,11 +12,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from privsgp.accounting.shown import bound, percent_up, small, up
 from privsgp.errors import Refused
 from privsgp.files import write as write_whole
-from privsgp.graph import picture
 from privsgp.planner import settle as planning
 from privsgp.runs import views
 from privsgp.runs.charts import figures, number, table
-from privsgp.runs.resolve import make_graph
 from privsgp.sites import signed as signatures
 
 if TYPE_CHECKING:
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 
 NAME = "report.html"
 SOON = 20_000  # releases whose ledgers are read again in about 0.3 s
-_NODES = 128  # above this a circle shows nothing
 _CLASSES = 20  # of a confusion that a page has room for
 TEMPLATES = Environment(
     loader=PackageLoader("privsgp.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
@@ -70,12 +67,9 @@ def page(view: RunView) -> str:
         charts=figures(view),
         confusion=_confusion(view.summary.get("confusion") or []),
         sites=_sites(view),
-        trust=table(["honest sites", "ε of the site that has spent most"],
-                    [[str(h), bound(epsilon)] for h, epsilon in view.if_honest.items()]),
         signed=signed,
         whose=(view.summary.get("site") or {}).get("name"),
         agreed=None if signed is None else _agreed(view, signed),
-        network=_network(view, agreed=signed is not None),
         plan=plan,
         planned=None if plan is None else planning.described(dict(plan)),
         made=view.identity.get("versions", {}),
@@ -116,17 +110,3 @@ def _agreed(view: RunView, signed: Signed) -> Markup:
             "this site" if i == site.get("node") else heard,
         ])  # fmt: skip
     return table(head, rows)
-
-
-def _network(view: RunView, *, agreed: bool) -> dict[str, Any] | None:
-    """Return the graph's first steps in a picture, and what went wrong on a simulated network."""
-    if view.config is None or view.summary["graph"] in ("server", "alone"):
-        return None
-    graph = make_graph(view.config)
-    steps = range(picture.first_steps(graph))
-    which = "Every step" if graph.period == 1 else f"The first {len(steps)} steps together"
-    repeats = "the graph never repeats" if graph.period is None else f"it repeats after {graph.period}"
-    said = f"{which}; {repeats}." + (" This is the graph that was agreed on." if agreed else "")
-    if faults := view.summary.get("faults"):
-        said += f" Simulated faults: {', '.join(f'{key} {value}' for key, value in faults.items())}."
-    return {"said": said, "drawn": picture.circle(graph, steps) if graph.nodes <= _NODES else None}

@@ -30,7 +30,8 @@ Rows = list[tuple[str, str]]
 LABELS = {
     "accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "f1": "F1", "auc": "AUC",
     "log_loss": "log loss", "calibration_error": "calibration error", "r2": "R²", "mae": "mean absolute error",
-    "rmse": "RMSE",
+    "rmse": "RMSE", "worst_node_accuracy": "worst site's model", "test_loss": "test loss",
+    "train_loss": "training loss", "consensus_error": "consensus error",
 }  # fmt: skip
 AGAINST = {
     "per-node": "anyone who reads every message and model of a site, and works together with all other sites",
@@ -119,22 +120,16 @@ class RunView:
         model = ["this site's own" if own else whose, s.get("model"), s.get("pretraining")]
         spent = [f"{one.name} ε = {bound(one.epsilon)}{_of_budget(one.budget)}" for one in self.sites]
         clock = f"; {s['virtual_seconds']:.4g} virtual s" if clocked(s["virtual_seconds"], s["steps"]) else ""
-        plain = {
-            "test loss": None if s.get("log_loss") else s.get("test_loss"),
-            "training loss": s.get("train_loss"),
-            "consensus error": s.get("consensus_error"),
-        }
-        worst = s.get("worst_node_accuracy")
+        faults = ", ".join(f"{key} {value}" for key, value in (s.get("faults") or {}).items())
         rows = [
             ("run", self.what),
             ("model", "; ".join(filter(None, model))),
             *metric_rows(s),
-            ("worst site's model", "" if worst is None else metrics.shown("accuracy", worst)),
-            *((label, f"{value:.4g}") for label, value in plain.items() if value is not None),
             ("sites", ", ".join(spent) if own or s.get("sites") else ""),
             ("noise σ", span(s["sigma"])),
             ("this site's model", "\n".join(site_lines(s)) if own else ""),
             ("messages", _messages(own) if "messages" in own else ""),
+            ("simulated faults", faults),
             ("time", f"{s['seconds']:.1f} s{clock}"),
             ("sent", f"{in_units(s['bytes_sent'])} by {'this site' if own else 'all sites'}"),
         ]
@@ -180,19 +175,14 @@ class RunView:
         shared, n = self.summary.get("pairwise"), self.summary["nodes"]
         if not shared:
             return []
-        everybody, alone = (bound(self.if_honest.get(h), "ε = ") for h in (n, 1))
+        curve = ", ".join(f"{int(h)}: {bound(epsilon)}" for h, epsilon in shared["curve"])
         said = [
             f"only if {shared['honest']} of {n} sites are honest, the site itself included: {HONEST}",
-            f"if all sites are honest: {everybody}; if only the site itself is: {alone}",
+            f"ε of the site that has spent most, by the number of honest sites: {curve}",
         ]
         if (self.identity.get("circumstances") or {}).get("processes", 1) > 1:
             said += ["the first process passed on the public keys: it is honest too, unless transcripts were compared"]
         return said
-
-    @property
-    def if_honest(self) -> dict[int, float | None]:
-        """Return ε by the number of honest sites; None is no finite bound. Empty if sites share no noise."""
-        return {int(h): epsilon for h, epsilon in (self.summary.get("pairwise") or {}).get("curve", ())}
 
     @property
     def not_covered(self) -> list[str]:
@@ -275,13 +265,13 @@ def metric_rows(found: Mapping[str, Any]) -> Rows:
     The user's own metrics are last, then the names of those that are no better than the guess.
     """
     base, own = found.get(metrics.BASELINE) or {}, found.get(metrics.OWN) or {}
-    known = dict(found) if found.get("accuracy") is not None else {**found, "accuracy": found.get("test_accuracy")}
+    known = {**found, "accuracy": found.get("accuracy") or found.get("test_accuracy")}
     rows = []
     for name, label in LABELS.items():
         # a guess that knows the classes' shares is calibrated: nothing to compare
         beside = None if name == "calibration_error" else base.get(name)
-        if known.get(name) is not None:
-            guessed = "" if beside is None else f" (a guess: {metrics.shown(name, beside)})"
+        guessed = "" if beside is None else f" (a guess: {metrics.shown(name, beside)})"
+        if known.get(name) is not None and not (name == "test_loss" and known.get("log_loss")):
             rows.append((label, metrics.shown(name, known[name]) + guessed))
     rows += [(name, metrics.shown("", value)) for name, value in own.items()]
     return rows + [("note", line) for line in found.get(metrics.DULL) or ()]
@@ -290,11 +280,8 @@ def metric_rows(found: Mapping[str, Any]) -> Rows:
 def site_lines(s: Mapping[str, Any]) -> list[str]:
     """Describe a site's model, how far others' were from it at the end, and the weight that left with sites."""
     own, n = s["site"], s["nodes"]
-    lines = [f"The norm of this site's model is {own['model_norm']:.4g}."] if "model_norm" in own else []
-    known = [one for one in own["roster"] if one.get("distance") is not None]
-    if known:
-        apart = ", ".join(f"{one['name']} {one['distance']:.2%}" for one in known)
-        lines.append(f"The others' last models differ from it by: {apart}.")
+    apart = [f"{one['name']} {one['distance']:.2%}" for one in own["roster"] if one.get("distance") is not None]
+    lines = [f"The others' last models differ from it by: {', '.join(apart)}."] if apart else []
     held, left = own.get("weight_of_all"), own.get("messages", {}).get("left", [])
     if held is not None and abs(held - n) > _ROUNDING * n:
         gone = f" {', '.join(left)} left with the rest." if held < n and left else ""
