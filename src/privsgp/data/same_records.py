@@ -9,10 +9,13 @@ with a probability of at most 1/e (Poisson), whatever c is and however frequent 
 different people do not reach one half. Small ones can by chance, and privsgp then refuses data that are public.
 The rule does not find records of which somebody changed a bit.
 
+Rows of tables have hashes by the values in their file, which no schema changes: a row's hash is the sum of the hashes
+of its values with their columns' names. So columns can be left out, in any order. The budget book knows rows by them.
+
 A schema shows everybody what it was drafted from, so it carries digests of its table, and training refuses a site whose
-own table has them. A large table has a digest for each of up to 16 parts of its rows. A row's own hash decides its
-part, so a row that is new or changed leaves the digests of most parts as they were. A part has about 64 different rows
-or more. So a digest confirms no guess about one row to anyone who does not know all other rows of its part.
+own table has them. A row's own hash decides which of up to 16 parts it is in, and each part has a digest. So a row that
+is new or changed leaves the digests of most parts as they were. A digest confirms no guess about one row to anyone who
+does not know all other rows of its part: about 8 or more, or 64 different ones if many repeat.
 """
 
 from __future__ import annotations
