@@ -108,7 +108,7 @@ def _growth(device: str, turns: int) -> Iterator[Row]:
 
 def _parts(device: str, turns: int) -> Iterator[Row]:
     """Where the time of an iteration goes, line by line of the algorithm."""
-    with ours.engine(MLP.but(device=device)) as training:
+    with ours.engine(MLP.but(device=device), kind=ours.OneGroup) as training:
         for part, took in ours.parts(training, 5 * turns).items():
             yield _row(MLP.but(name=f"part, {part}"), took)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from privsgp.accounting.book import Book, Entry
+from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.engine.drive import drive
 from privsgp.engine.folder import Folder
 from privsgp.engine.trainer import Trainer
@@ -21,18 +24,44 @@ if TYPE_CHECKING:
     from workloads import Workload
 
 
+class OneGroup(Trainer):
+    """Takes all nodes at once."""
+
+    def _split(self, gradient: object) -> list[slice]:
+        del gradient
+        return [slice(0, len(self.spec.here))]
+
+
 @contextmanager
-def engine(work: Workload, algorithm: str = "privsgp-vr", *, seed: int | None = 0) -> Iterator[Trainer]:
+def engine(
+    work: Workload, algorithm: str = "privsgp-vr", *, seed: int | None = 0, kind: type[Trainer] = Trainer
+) -> Iterator[Trainer]:
     """A run that is ready for its first step, with secret noise where there is no seed; its folder is thrown away."""
     with tempfile.TemporaryDirectory() as place:
         folder = Folder(Path(place))
         folder.prepare()
         folder.identify({}, None)
-        training = Trainer(work.spec(algorithm, seed=seed), folder)
+        training = kind(work.spec(algorithm, seed=seed), folder)
+        if seed is None:
+            _enter(training, place)
         training._begin()
         with training.budget_guard:
             yield training
         training.close()
+
+
+def _enter(training: Trainer, place: str) -> None:
+    """Enter the nodes in a budget book of this benchmark's own, as `train` does."""
+    os.environ["PRIVSGP_STATE"], run = place, training.folder.run or ""
+    entries = [
+        Entry(
+            run=run, node=node, ledger=run, command="train", name="benchmark", data="random", folder=place,
+            simulation=False, relation="zero-out", trust="per-node", epsilon=None, delta=1e-5,
+        )
+        for node in training.spec.here
+    ]  # fmt: skip
+    Book().enter(entries, [None] * len(entries))
+    training.budget_guard = BudgetGuard(training.spec, training.folder, training.world)
 
 
 def stepper(training: Trainer) -> Callable[[], None]:
@@ -53,7 +82,6 @@ def parts(training: Trainer, steps: int = 30) -> dict[str, float]:
     """Return the milliseconds of each line of the loop; the device is waited for after each, so the sum is larger."""
     spent: dict[str, list[float]] = {}
     algorithm, randomness = training.algorithm, training.randomness
-    algorithm.__dict__["parts"] = [algorithm]  # line by line, all nodes go at once
     _watch(randomness, "sample", spent, "5 sample")
     _watch(algorithm, "recorded", spent, "6-7 direction")
     _watch(randomness, "noise", spent, "8 noise")

@@ -40,8 +40,10 @@ def traced(work) -> set[tuple[str, str]]:
     return seen
 
 
+@pytest.mark.usefixtures("entered")
 @pytest.mark.parametrize("seeded", [True, False])
 @pytest.mark.parametrize(("method", "most"), BOUNDS.items())
+@pytest.mark.usefixtures("entered")
 def test_a_step_of_four_nodes_is_short(tmp_path, seeded, method, most):
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # so that all of it runs in this thread

@@ -16,10 +16,9 @@ from torch.utils import data as torch_data
 
 from privsgp import data as data_room
 from privsgp import models
-from privsgp.data.dataset import from_arrays, pool, settle
+from privsgp.data.dataset import from_arrays, pool
 from privsgp.data.loading import read_file, read_frame
 from privsgp.data.samples import Fields, are_fields, are_sites, field_arrays, fields_of, looked_up, pair
-from privsgp.data.schema import Schema
 from privsgp.data.tables import Frame, is_frame
 from privsgp.errors import Refused, called_from_python
 from privsgp.features import frozen
@@ -40,6 +39,7 @@ from privsgp.transport.rendezvous import join
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from privsgp.data.schema import Schema
     from privsgp.metrics import Kind, Metric
     from privsgp.runs.sections import Algorithm, Clock, Engine, Features, Graph, Images, Plan, Privacy, Text
 
@@ -113,16 +113,21 @@ def train(
     Guarantee: as from the command line: each node's certified (ε_i, δ_i) is in `summary["epsilon_spent"]`.
     Assumes: the weights that `model` starts from are public, and those of an encoder not learnt from the nodes' data.
     """
-    _refuse_no_module(model)
+    if not isinstance(model, nn.Module):
+        remedy = "give a torch.nn.Module, an instance, not its class; privsgp.models.make('mlp', …) makes one"
+        raise Refused(f"model={model!r}", remedy)
     begun, folder = _start(model, features, start, start_records, seed), Path(out)
     sections = {
         "name": name, "seed": seed, "nodes": nodes, "graph": graph, "privacy": privacy, "algorithm": algorithm,
         "clock": clock, "plan": plan, "engine": engine,
         "features": {"name": "module"} if isinstance(features, nn.Module) else features or {},
     }  # fmt: skip
-    own = {"classes": classes, "test": "public" if test_is_public else None, "vocabulary": vocabulary}
+    own = {
+        "classes": classes, "test": "public" if test_is_public else None, "vocabulary": vocabulary,
+        "schema": schema, "images": images, "text": text,
+    }  # fmt: skip
     kind = _kind_of(loss, correct, task)
-    given, config = _configured(data, sections, kind, own | _read_as(schema, images, text))
+    given, config = _configured(data, sections, kind, own)
     targets: data_room.Task = task or ("regression" if kind == "mse" else "classification")
 
     learner = None if features is not None else model  # an encoder stands between samples and model
@@ -184,18 +189,25 @@ def _configured(
     nodes = len(given) if isinstance(given, Mapping) else None
     if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
         own["sites"], given = list(map(str, given)), dict(enumerate(given.values()))
-    values: dict[str, Any] = {}
-    for key, value in sections.items():
-        if key in ("graph", "algorithm") and isinstance(value, str):  # a section that has nothing but a name
-            values[key] = {"name": value}
-        elif value is not None:
-            values[key] = plain(value) if isinstance(value, Options | Mapping) else value
+    values = _plain(sections)
+    for key in ("graph", "algorithm"):
+        if isinstance(name := values.get(key), str):  # a section that has nothing but a name
+            values[key] = {"name": name}
     count = values.pop("nodes", nodes)
     if nodes is not None and count != nodes:
         raise Refused(f"nodes = {count} with data for {nodes} nodes", "leave nodes out")
-    values["data"] = {"name": "arrays" if nodes is None else configs.SITES} | own
+    values["data"] = {"name": "arrays" if nodes is None else configs.SITES} | _plain(own)
     values["data"] |= {} if count is None else {"nodes": count}
     return given, configs.parse(values | {"model": {"name": "module"} | ({} if kind is None else {"loss": kind})})
+
+
+def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was given, as run.toml has it."""
+    found = {key: value for key, value in given.items() if value is not None}
+    for key, value in found.items():
+        if isinstance(value, Options | Mapping | Path):
+            found[key] = str(value) if isinstance(value, Path) else plain(value)
+    return found
 
 
 def _say(notes: Sequence[str]) -> None:
@@ -211,17 +223,6 @@ def _kind_of(loss: object, correct: object, task: data_room.Task | None) -> Kind
             raise Refused(f"task={task!r} with loss={loss!r}", "leave task out: the loss says it")
         return None
     return kind if correct is None or isinstance(loss, str) else None
-
-
-def _read_as(
-    schema: Schema | Keys | str | Path | None, images: Images | Keys | None, text: Text | Keys | None
-) -> dict[str, Any]:
-    """Return the keys of [data] that say how files and frames are read."""
-    if isinstance(schema, Path | Schema):
-        schema = str(schema) if isinstance(schema, Path) else schema.model_dump()
-    given = {"images": images, "text": text}
-    said = {key: plain(value) for key, value in given.items() if value is not None}
-    return said if schema is None else said | {"schema": schema}
 
 
 def _read(
@@ -289,13 +290,6 @@ def _runs_of(module: object) -> set[str]:
     """Return the runs whose models a module has parts of."""
     parts = module.modules() if isinstance(module, nn.Module) else ()
     return {getattr(part, MARK) for part in parts if hasattr(part, MARK)}
-
-
-def _refuse_no_module(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        named = f"{model!r}: a name" if isinstance(model, str) else type(model).__name__
-        remedy = "give a torch.nn.Module, an instance, not its class; privsgp.models.make('mlp', …) makes one"
-        raise Refused(f"model={named}", remedy)
 
 
 def _encoder(given: object, config: configs.Config, dataset: data_room.Dataset) -> nn.Module | None:
@@ -388,14 +382,11 @@ def _checked(
     if isinstance(given.vocabulary, tuple):
         raise Refused("a Dataset with several inputs per sample", "give them as arrays: ((one, other), y)")
     x_test, y_test = (given.x_test, given.y_test) if test is None else test
-    made = from_arrays(
-        given.x, given.y, x_test, y_test, name=given.name, task=task, vocabulary=given.vocabulary, settled=False
-    )
-    made = replace(made, rows=given.rows)
-    if task == "regression":
-        return made
-    settled = settle(made, classes or given.classes)
-    return settled if classes or given.classes is None else replace(settled, counted=given.counted)
+    form: dict[str, Any] = {"name": given.name, "task": task, "vocabulary": given.vocabulary}
+    made = from_arrays(given.x, given.y, x_test, y_test, classes=classes or given.classes, **form)
+    if given.rows is not None and len(given.rows) == len(made.x):  # not if somebody has taken some samples
+        made = replace(made, rows=given.rows)
+    return made if classes or made.classes is None or given.classes is None else replace(made, counted=given.counted)
 
 
 def _kind(x: Any, vocabulary: int | None, model: nn.Module | None) -> tuple[Fields | None, int | None]:  # noqa: ANN401

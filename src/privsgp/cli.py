@@ -7,13 +7,13 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 import typer.core
 
 from privsgp import __version__, cli_account, cli_data, cli_models, cli_sites, later, plugins
-from privsgp.cli_account import C2, AccountantOption, Clip, known_accountant
+from privsgp.cli_account import C2, AccountantOption, Clip  # noqa: TC001 - typer reads them
 from privsgp.cli_data import Changes, DataDir, Json, note, one_of
 from privsgp.errors import Diverged, Refused, Stopped, mending
 from privsgp.files import finite
@@ -25,12 +25,11 @@ from privsgp.report.terminal import (
     show_audit,
     show_budget,
     show_end,
-    show_formula,
-    show_keys,
     show_log,
     show_plan,
     show_run,
     show_statements,
+    show_table,
     stage,
     tell,
 )
@@ -71,23 +70,15 @@ def main() -> None:
     try:
         command_line()()
     except Refused as refused:
-        _end(refused.what, f"  → {refused.remedy}", status=2)
+        show_end(refused.what, f"  → {refused.remedy}")
+        sys.exit(2)
     except Diverged as diverged:
-        _end(str(diverged))
+        show_end(str(diverged))
+        sys.exit(1)
     except OSError as error:
-        goes_on = {
-            "join": "the same command continues the run",
-            "train": "run it again, with --resume if the run has begun",
-        }
-        again = goes_on.get(sys.argv[1] if len(sys.argv) > 1 else "", "then run the same command again")
-        _end(
-            str(error), f"  → {mending(error, 'find out why the system refused it')}. No file is half-written: {again}"
-        )
-
-
-def _end(what: str, *then: str, status: int = 1) -> NoReturn:
-    show_end(what, *then)
-    sys.exit(status)
+        again = "No file is half-written: run the same command again (train: with --resume if the run has begun)"
+        show_end(str(error), f"  → {mending(error, 'find out why the system refused it')}. {again}")
+        sys.exit(1)
 
 
 def _version(asked: bool) -> None:  # noqa: FBT001 - typer hands it in
@@ -101,9 +92,7 @@ def privsgp(
     *,
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", help="Print the version.", callback=lambda asked: _version(asked=asked), is_eager=True
-        ),
+        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
     ] = False,
 ) -> None:
     """Private learning without a server."""
@@ -223,14 +212,15 @@ def plan(
     else:
         from privsgp import graph as graphs
         from privsgp.accounting.mechanisms import nominal
-        from privsgp.planner.theorems import Constants, from_constants
+        from privsgp.planner.theorems import Constants, formula_rows, from_constants
 
         constants = Constants(smoothness, gap, heterogeneity, norm)
         found = from_constants(
             constants, graphs.make(network, nodes), dim, clip, samples=samples, batch=batch, budget=(epsilon, delta),
-            published_c2=c2 if nominal(known_accountant(accountant)) else None,
+            published_c2=c2 if nominal(accountant) else None,
         )  # fmt: skip
-        tell(found, show_formula, found, as_json=as_json)
+        warnings = [("warning", line) for line in found["warnings"]]
+        tell(found, show, "plan", formula_rows(found) + warnings, as_json=as_json)
 
 
 @app.command()
@@ -264,7 +254,9 @@ def audit(
     data_dir: DataDir = None,
     canaries: Annotated[int | None, typer.Option(help="Canaries on each node; default: as many as fit.")] = None,
     seed: Annotated[int, typer.Option(help="Decides the canaries' coins.")] = 0,
-    confidence: Annotated[float, typer.Option(help="Of everything said about all nodes together.")] = 0.9999,
+    confidence: Annotated[
+        float, typer.Option(min=0, max=1, help="Of everything said about all nodes together.")
+    ] = 0.9999,
     observations: Annotated[int, typer.Option(help="(canary, step) pairs to see of each node.")] = 50_000,
     as_json: Json = False,
 ) -> None:
@@ -360,7 +352,8 @@ def options(
     known = {name: groups for name, _, groups in reference()}
     if section is not None:
         one_of("section", section, [name for name in known if name])
+    head = ("key", "values", "default", "meaning")
     for name, groups in known.items():
-        if section in (None, name):
-            for whose, found in groups:
-                show_keys(f"[{name}]" if name else "at the top", whose, found)
+        for whose, found in groups if section in (None, name) else ():
+            title = (f"[{name}]" if name else "at the top") + (f" with {whose}" if whose else "")
+            show_table(title, head, found, words=head)

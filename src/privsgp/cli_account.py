@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,14 +20,16 @@ from privsgp.report.terminal import show, show_lines
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from privsgp.accounting.mechanisms import Accountant, Mechanism, Relation, Saga
+    from privsgp.accounting.mechanisms import Mechanism, Saga, Sampling
     from privsgp.accounting.pairwise import Sharing
 
 SHARING = ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd")  # methods in whose steps shared noise cancels
 
 Clip = Annotated[float, typer.Option(help="G, the norm of one sample's clipped gradient.")]
 C2 = Annotated[float, typer.Option(help="c₂ of the published formula.")]
-AccountantOption = Annotated[str, typer.Option(help="certified, or published (the formula of the algorithm's paper)")]
+AccountantOption = Annotated[
+    Literal["certified", "published"], typer.Option(help="published: the formula of the algorithm's paper")
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -77,8 +79,10 @@ def _count(
     aggregated: Annotated[
         int, typer.Option(help="Nodes whose messages are only seen as a sum (dp-srm); 1: every message is seen.")
     ] = 1,
-    sampling: Annotated[str, typer.Option(help="poisson or fixed")] = "poisson",
-    relation: Annotated[str, typer.Option(help="zero-out or replace-one")] = "zero-out",
+    sampling: Annotated[Literal["poisson", "fixed"], typer.Option(help="How a batch is drawn.")] = "poisson",
+    relation: Annotated[
+        Literal["zero-out", "replace-one"], typer.Option(help="Which data sets are neighbours.")
+    ] = "zero-out",
     accountant: AccountantOption = "certified",
     c2: C2 = 0.3724,
     kappa: Annotated[
@@ -87,7 +91,9 @@ def _count(
     coordinates: Annotated[
         int, typer.Option(help="d, the length of a message: counts what computed noise costs; 0 takes noise as ideal.")
     ] = 0,
-    noise: Annotated[str, typer.Option(help="independent, or pairwise: shared by pairs of nodes")] = "independent",
+    noise: Annotated[
+        Literal["independent", "pairwise"], typer.Option(help="pairwise: shared by pairs of nodes")
+    ] = "independent",
     nodes: Annotated[int | None, typer.Option(help="n, of pairwise noise.")] = None,
     honest: Annotated[
         int | None, typer.Option(help="h: nodes that are honest, oneself included; default: 3n/4.")
@@ -102,8 +108,7 @@ def _count(
     from privsgp.accounting.counting import count
     from privsgp.accounting.mechanisms import Shared, nominal
 
-    one_of("relation", relation, ("zero-out", "replace-one"))
-    kind, related, ratio = known_accountant(accountant), cast("Relation", relation), pair_ratio or 2.0
+    ratio = pair_ratio or 2.0
     sharing = _sharing(noise, algorithm, accountant, nodes, honest)
     covariance = None if epsilon is not None or sharing is None else sharing.given(own_sigma, pair_sigma)
     if epsilon is None and (sigma is None) == (covariance is None):
@@ -114,35 +119,38 @@ def _count(
     def auto(saga: Saga) -> float:
         shared = None if sharing is None else covariance or sharing.solved(1.0, ratio)
         left = 1.0 if shared is None else shared.left([at or 1.0] * shared.graph.nodes)
-        if nominal(kind):
+        if nominal(accountant):
             return 1.0
         if epsilon is None:
-            return calibration.largest_at(saga, steps, delta, related, left)
-        return calibration.largest(saga, steps, epsilon, delta, related, left)
+            return calibration.largest_at(saga, steps, delta, relation, left)
+        return calibration.largest(saga, steps, epsilon, delta, relation, left)
 
-    own = {"difference_clip": difference_clip, "period": period, "alpha": alpha}
+    own = {"difference_clip": difference_clip, "difference_scale": _weight(difference_scale)}
+    own |= {"period": period, "alpha": alpha}
     bare = _mechanism(algorithm, at or 0.0, clip, batch, samples, sampling, kappa, aggregated, **own)
-    mechanism = _scaled(bare, algorithm, difference_scale, auto).changed(coordinates=coordinates)
+    saga = bare.weighted if difference_scale == "auto" else None
+    scaled = bare if saga is None else replace(saga, difference_scale=auto(saga))
+    mechanism = scaled.changed(coordinates=coordinates)
     if epsilon is not None:
-        counting = count(kind, related, algorithm, steps, c2)
+        counting = count(accountant, relation, algorithm, steps, c2)
         whole = mechanism if sharing is None else Shared(mechanism, sharing.honest, sharing.graph.partners)
         sigma = counting.sigma(whole, steps, epsilon, delta)
         mechanism = mechanism.with_sigma(sigma)
         covariance = None if sharing is None else sharing.solved(sigma, ratio)
     if sharing is not None and covariance is not None:
         mechanism = sharing.counted(mechanism, covariance)
-    spent = accountants.epsilon(mechanism, steps, delta, related)
+    spent = accountants.epsilon(mechanism, steps, delta, relation)
 
     answer: dict[str, Any] = {} if epsilon is None else {"sigma": sigma, "epsilon": None, "target_epsilon": epsilon}
-    answer |= {"epsilon": finite(spent.epsilon), "delta": spent.delta, "relation": spent.relation, "accountant": kind}
+    answer |= {"epsilon": finite(spent.epsilon), "delta": spent.delta, "relation": relation, "accountant": accountant}
     answer["rdp_epsilon"] = finite(spent.rdp_epsilon)
-    if nominal(kind):
-        claimed = epsilon or plugins.formula(kind).epsilon(mechanism, steps, delta, c2, algorithm)
+    if nominal(accountant):
+        claimed = epsilon or plugins.formula(accountant).epsilon(mechanism, steps, delta, c2, algorithm)
         answer |= {"epsilon": finite(claimed), "certified_epsilon": answer["epsilon"], "c2": c2}
     if difference_scale is not None and mechanism.weighted is not None:
         answer["difference_scale"] = mechanism.weighted.difference_scale
     if sharing is not None and covariance is not None and mechanism.shared is not None:
-        answer |= sharing.told(covariance, mechanism.shared, steps, delta, related)
+        answer |= sharing.told(covariance, mechanism.shared, steps, delta, relation)
     _show(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json)
 
 
@@ -164,18 +172,12 @@ def _show(answer: dict[str, Any], assumptions: tuple[str, ...], *, as_json: bool
     show_lines(assumptions)
 
 
-def _scaled(mechanism: Mechanism, algorithm: str, given: str | None, auto: Callable[[Saga], float]) -> Mechanism:
-    """Return the mechanism with the θ that was given; `auto` tells what training would take."""
-    if given is None:
-        return mechanism
-    if (saga := mechanism.weighted) is None:
-        raise Refused(f"--difference-scale {given} with --algorithm {algorithm}", "leave it out")
+def _weight(given: str | None) -> float | str | None:
+    """Return the number that a text is, else the text."""
     try:
-        return replace(saga, difference_scale=auto(saga) if given == "auto" else float(given))
-    except ValueError as error:
-        if isinstance(error, Refused):
-            raise
-        raise Refused(f"--difference-scale {given}", "take a weight in (0, 1], or auto") from None
+        return given if given is None else float(given)
+    except ValueError:
+        return given
 
 
 def _mechanism(
@@ -184,10 +186,10 @@ def _mechanism(
     clip: float,
     batch: float,
     samples: int,
-    sampling: str,
+    sampling: Sampling,
     kappa: float,
     aggregated: int = 1,
-    **own: float | None,
+    **own: float | str | None,
 ) -> Mechanism:
     """Build what a method declares, with those values of its own that were given."""
     from pydantic import ValidationError
@@ -196,23 +198,17 @@ def _mechanism(
         from privsgp.algorithms import ALGORITHMS, Settings
         from privsgp.outside import fault
 
-    one_of("sampling", sampling, ("poisson", "fixed"))
     if name not in ALGORITHMS or not ALGORITHMS[name].private:
         one_of("algorithm", name, [name for name, algorithm in ALGORITHMS.items() if algorithm.private])
-    algorithm = ALGORITHMS[name]
-    given = {key: value for key, value in own.items() if value is not None}
-    summed = "secure aggregation" in algorithm.trusts
-    unused = [key for key in given if key not in algorithm.Options.model_fields]
-    if unused or (aggregated != 1 and not summed):
-        option, value = (unused[0].replace("_", "-"), given[unused[0]]) if unused else ("aggregated", aggregated)
-        raise Refused(f"--{option} {value:g} with --algorithm {name}", "leave it out")
+    algorithm, trust = ALGORITHMS[name], "secure aggregation" if aggregated > 1 else "per-node"
+    if trust not in (*algorithm.trusts, "per-node"):
+        raise Refused(f"--aggregated {aggregated} with --algorithm {name}", "leave it out")
     try:
-        options = algorithm.Options(**given)
+        options = algorithm.Options(**{key: value for key, value in own.items() if value is not None})
     except ValidationError as error:
-        raise Refused(f"--algorithm {name}: {fault(error)}", "take a value that run.toml takes") from error
-    trust: Any = "secure aggregation" if aggregated > 1 else "per-node"
-    chosen: Any = sampling
-    settings = Settings(clip=clip, sampling=chosen, batch=batch, nodes=aggregated, trust=trust, options=options)
+        remedy = f"take values that [algorithm] of run.toml takes with name = {name!r}"
+        raise Refused(f"--algorithm {name}: {fault(error)}", remedy) from error
+    settings = Settings(clip=clip, sampling=sampling, batch=batch, nodes=aggregated, trust=trust, options=options)
     return algorithm.mechanism(settings, sigma=sigma, batch=batch, samples=samples, kappa=kappa)
 
 
@@ -220,11 +216,9 @@ def _sharing(noise: str, algorithm: str, accountant: str, nodes: int | None, hon
     """Return who shares noise; None where it is independent."""
     from privsgp.accounting.pairwise import Sharing
 
-    one_of("noise", noise, ("independent", "pairwise"))
-    given = {"--nodes": nodes, "--honest": honest}
     if noise == "independent":
-        if unused := [f"{key} {value}" for key, value in given.items() if value is not None]:
-            raise Refused(f"{unused[0]} with independent noise", "leave it out, or take --noise pairwise")
+        if nodes is not None or honest is not None:
+            raise Refused("--nodes or --honest with independent noise", "leave it out, or take --noise pairwise")
         return None
     if nodes is None:
         raise Refused("--noise pairwise without --nodes", "say how many nodes share noise")
@@ -234,14 +228,6 @@ def _sharing(noise: str, algorithm: str, accountant: str, nodes: int | None, hon
             f"take one of {', '.join(SHARING)}, and certified",
         )
     return Sharing.among(nodes, honest)
-
-
-def known_accountant(name: str) -> Accountant:
-    """Return the name of an accountant; refuse any other."""
-    from privsgp.accounting.mechanisms import ACCOUNTANTS
-
-    one_of("accountant", name, ACCOUNTANTS)
-    return cast("Accountant", name)
 
 
 def _digits(key: str, value: object) -> str:

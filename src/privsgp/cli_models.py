@@ -85,9 +85,10 @@ def evaluate(
     """Tell what a trained model is worth on public data. No ε covers that: records it was trained on are refused."""
     from privsgp.accounting.book import Book
     from privsgp.engine.folder import Folder
-    from privsgp.report.terminal import err, show_metrics, tell
+    from privsgp.report.terminal import err, show, tell
     from privsgp.runs.result import load
     from privsgp.runs.rows import labelled_rows, refuse_records
+    from privsgp.runs.views import metric_rows
 
     result = load(run)
     x, y = labelled_rows(file, result.card)
@@ -96,4 +97,4 @@ def evaluate(
         err.print("note: the budget book does not know the run's records: nothing was compared", soft_wrap=True)
     found = result.evaluate((x, y))
     err.print("note: no ε covers these: they are for those who may see the samples", soft_wrap=True)
-    tell(found, show_metrics, f"{file.name}, {len(x):,} samples", found, as_json=as_json)
+    tell(found, show, f"{file.name}, {len(x):,} samples", metric_rows(found), as_json=as_json)

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from privsgp import later
 from privsgp.accounting.shown import up
 from privsgp.cli_data import Json, configured, there
 from privsgp.errors import Interrupted, Refused
+from privsgp.files import in_units
 from privsgp.report.terminal import LogFormat, bar, doing, out, show, show_log, show_run, tell
 
 if TYPE_CHECKING:
@@ -57,9 +59,7 @@ def init(
     address: Annotated[str | None, typer.Option(help="HOST:PORT at which others can dial this site.")] = None,
     listen: Annotated[str | None, typer.Option(help="HOST:PORT to listen at, where it differs.")] = None,
     outbound_only: Annotated[bool, typer.Option("--outbound-only", help="Nobody can dial this site.")] = False,
-    proxy: Annotated[
-        str | None, typer.Option(help="http://HOST:PORT of an HTTP CONNECT proxy to dial through.")
-    ] = None,
+    proxy: Annotated[str | None, typer.Option(help="http://HOST:PORT of a proxy (HTTP CONNECT) to dial by.")] = None,
     home: Home = None,
 ) -> None:
     """Make this site's keys and its card."""
@@ -125,21 +125,14 @@ def propose(
     config: Annotated[Path, typer.Argument(help="run.toml, with data.sizes and data.classes")],
     cards: Annotated[list[Path], typer.Option("--site", help="A site's card, in the order of nodes.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The *.study to write.")],
-    like: Annotated[
-        Path | None, typer.Option("--data", help="A file with samples like everybody's: only their shape is used.")
-    ] = None,
+    like: Annotated[Path | None, typer.Option("--data", help="Samples like everybody's, for their shape.")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")] = None,
     deadline: Annotated[float, typer.Option(help="Seconds that a step's messages are waited for.")] = 10.0,
     staleness: Annotated[int, typer.Option(help="Steps after which a silent site is waited for.")] = 64,
     fewest: Annotated[int, typer.Option(help="Sites that must be there for steps to be taken.")] = 2,
     transfer: Annotated[float, typer.Option(help="Seconds that one message may take.")] = 120.0,
-    max_update: Annotated[
-        float | None,
-        typer.Option(help="Steps of γ(C + σ√d) that a peer's model may be away; beyond, sites stop its link."),
-    ] = None,
-    relay_card: Annotated[
-        Path | None, typer.Option("--relay", help="Card of who carries messages between sites that cannot be dialled.")
-    ] = None,
+    max_update: Annotated[float | None, typer.Option(help="Steps of γ(C + σ√d) that a model may be away.")] = None,
+    relay_card: Annotated[Path | None, typer.Option("--relay", help="Card of the relay between closed sites.")] = None,
     days: Annotated[float, typer.Option(help="Days within which all must have joined.")] = 30.0,
 ) -> None:
     """Write an agreement for others to read, check and sign by joining."""
@@ -150,16 +143,10 @@ def propose(
     limits = agreements.Limits(
         deadline=deadline, staleness=staleness, fewest=fewest, transfer=transfer, max_update=max_update
     )
+    roster, carrier = [Card.read(path) for path in cards], None if relay_card is None else Card.read(relay_card)
     with doing("calibrating the noise of every site"):
-        made = agreements.propose(
-            settings,
-            [Card.read(path) for path in cards],
-            _like(settings, like),
-            name=output.stem,
-            limits=limits,
-            days=days,
-            relay=None if relay_card is None else Card.read(relay_card),
-        )
+        samples, name = _like(settings, like), output.stem
+        made = agreements.propose(settings, roster, samples, name=name, limits=limits, days=days, relay=carrier)
     made.write(output)
     _show(made)
     out.print(f"next: send {output} to all; each looks at it (agree show) and joins with its data", soft_wrap=True)
@@ -236,27 +223,22 @@ def _not_private(agreement: Agreement) -> list[str]:
 
 def join(
     study: Study,
-    data: Annotated[
-        Path,
-        typer.Option(
-            help="This site's own file: .csv, .parquet or .feather as the schema says, or .npz.", callback=there
-        ),
-    ],
-    test: Annotated[
-        Path | None, typer.Option(help="Public test data: the site's summary has metrics on them.", callback=there)
-    ] = None,
+    data: Annotated[Path, typer.Option(help="This site's own file: a table or .npz.", callback=there)],
+    test: Annotated[Path | None, typer.Option(help="Public data on which the model is tested.", callback=there)] = None,
     home: Home = None,
     folder: Out = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
-    moved: Annotated[
-        bool, typer.Option("--moved", help="The run folder is from another disk or machine, no copy.")
-    ] = False,
+    moved: Annotated[bool, typer.Option("--moved", help="The run folder was moved here; it is no copy.")] = False,
     metrics: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus, 127.0.0.1:9464, say.")] = None,
     log_format: LogFormatOption = "text",
     as_json: Json = False,
 ) -> None:
     """Sign an agreement and take part in its run; again after a crash, to go on."""
     own = _site(home)
+    with later.package("torch"):
+        from privsgp.sites.net.causes import refuse_own_certificate
+
+    refuse_own_certificate(own)
     from privsgp.report import page
     from privsgp.runs import views
     from privsgp.sites import run
@@ -326,7 +308,7 @@ def _show_status(agreement: Agreement, node: int, told: dict[str, Any]) -> None:
     rows += [(f"{one['source']} → {one['target']}", _last_message(one)) for one in told["links"]]
     rows.append(("releases", _releases(agreement, node, told)))
     rows.append(("refused", ", ".join(f"{count} × {kind}" for kind, count in told["refused"].items()) or "nothing"))
-    rows += [(f"WARNING: {peer}", text) for peer, text in warning_lines(told.get("warnings", []))]
+    rows += warning_lines(told.get("warnings", []))
     show(agreement.name, rows)
     if age >= 5 and own["phase"] not in ("finished", "left"):
         out.print("next: privsgp join goes on with the same options; nothing is charged twice")
@@ -352,7 +334,7 @@ def _last_message(one: dict[str, Any]) -> str:
     if one["step"] is None:
         return "no message yet"
     when = "before this process" if (seconds := one["seconds_ago"]) is None else f"{seconds:.0f} s ago"
-    return f"step {one['step']}, {when}; {one['bytes'] / 1e6:.1f} MB"
+    return f"step {one['step']}, {when}; {in_units(one['bytes'])}"
 
 
 def _releases(agreement: Agreement, node: int, told: dict[str, Any]) -> str:
@@ -368,7 +350,9 @@ def leave(study: Study, home: Home = None, folder: Out = None) -> None:
     from privsgp.sites.run import leave as go
 
     told = go(study, home=_home(home), out=folder)
-    out.print("this site has left; the others were told" if told else "the process in the run says goodbye and ends")
+    out.print(
+        "this site has left; the others were told" if told else "the process that takes part tells the others, and ends"
+    )
 
 
 def relay(

@@ -30,22 +30,8 @@ class Device:
     """What a kind of device can do."""
 
     in_host_memory: bool  # arrays lie in this process's memory: NumPy, hashes and a second thread reach them
-    has_cudnn: bool  # convolutions are cuDNN's, and so is what is fast among them
-
-    @property
-    def records(self) -> bool:
-        """Whether a step's launches can be recorded, and replayed at once."""
-        return self.has_cudnn
-
-    @property
-    def pins(self) -> bool:
-        """Whether nobody has to wait for a copy from page-locked memory."""
-        return self.has_cudnn
-
-    @property
-    def backend(self) -> str:
-        """By which torch.distributed sends messages from it."""
-        return "nccl" if self.has_cudnn else "gloo"
+    # Convolutions are cuDNN's, a step's launches can be recorded, and nobody waits for a copy from page-locked memory.
+    has_cudnn: bool
 
     @property
     def uses_tf32(self) -> bool:

@@ -204,3 +204,38 @@ def test_a_book_of_another_version_is_refused(book):
         db.execute("PRAGMA user_version = 99")
     with pytest.raises(Refused, match="version 99"):
         book.entries()
+
+
+@pytest.mark.parametrize("gone", ["folder", "file", "key"])
+def test_a_book_that_vanishes_in_mid_run_is_not_begun_again(book, gone):
+    book.enter([entry("a")], [records(1)])
+    lost = {"folder": book.folder, "file": book.path, "key": book.folder / "budget.key"}[gone]
+    lost.rename(lost.with_name("elsewhere"))
+    with pytest.raises(Refused, match="the budget book"):
+        book.remember("a", {0: (3, "f" * 64)})
+    assert not lost.exists()
+    lost.with_name("elsewhere").rename(lost)
+    book.remember("a", {0: (3, "f" * 64)})
+    assert book.entries()[0].charged == 3
+
+
+def test_a_book_that_does_not_know_a_run_notes_nothing_of_it(book):
+    book.enter([entry("a")], [records(1)])
+    with pytest.raises(Refused, match="does not know node 1 of this run"):
+        book.remember("a", {0: (3, "f" * 64), 1: (3, "f" * 64)})
+    assert book.entries()[0].charged == 0
+
+
+def test_only_entering_a_run_makes_a_book(book):
+    assert (book.entries(), book.seen("a"), book.data_sets(), book.overlapping(hashes(1))) == ([], {}, [], [])
+    assert book.spent_on(hashes(1), "zero-out") == (0.0, 0.0)
+    assert len(book.keyed(hashes(1, 2))) == 2
+    assert not book.folder.exists()
+
+
+def test_nobody_is_told_to_leave_a_damaged_book(book):
+    book.enter([entry("a")], [records(1)])
+    book.path.write_bytes(b"x" * 5000)
+    with pytest.raises(Refused, match="cannot be used") as refused:
+        book.entries()
+    assert "PRIVSGP_STATE" not in str(refused.value)

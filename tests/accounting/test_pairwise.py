@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsgp.accounting import accountant, calibration, sampler_cost
+from privsgp.accounting.accountant import Disagreement
 from privsgp.accounting.mechanisms import Sag, Saga, SampledMean, Shared, described
 from privsgp.accounting.pairwise import (
-    Disagreement,
     NoiseGraph,
     PairwiseCovariance,
     Sharing,

@@ -99,3 +99,13 @@ def test_the_grid_is_the_same_on_every_python():
     """`sum` of ten times 0.1 is 1 from Python 3.12 on, and was less before."""
     scales = [pld._Scale(1 / 64, 0.1, 0.0)] * 10
     assert pld._interval(scales, [1] * 10) == 0.004 * 0.9999999999999999 / (10 / 64)
+
+
+def test_losses_far_above_0_take_no_memory():
+    """A point was kept for every loss down to 0: 20 GB for SAGA with little noise, and the process was killed."""
+    far = pld._Loss(1e-4, 10**12, np.array([0.5, 0.4, 0.1]), 0.0)
+    assert far.epsilon(1e-5) == pytest.approx(1e8)
+    assert far.delta(far.epsilon(1e-5)) <= 1e-5
+    near = pld._Loss(1e-4, 10**3, np.array([0.5, 0.4, 0.1]), 0.0)
+    assert near.epsilon(0.99) == 0.0
+    assert 0 <= far.epsilon(0.9999) <= 1e8

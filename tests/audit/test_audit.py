@@ -15,7 +15,6 @@ from privsgp.algorithms import Block, Drawn
 from privsgp.audit import attack as canary
 from privsgp.audit.attack import Attacked, _turn, _unit
 from privsgp.audit.audit import audit
-from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
 from privsgp.runs import build, config
@@ -40,13 +39,9 @@ def prepared(settings, *, lures=2, canaries=8):
     return drawn, build.build_run(resolve(settings, canary.plant(problem, drawn, rng)))
 
 
-def attacked(settings, tmp_path, **kinds):
+def attacked(settings, **kinds):
     drawn, spec = prepared(settings, **kinds)
-    folder = Folder(tmp_path)
-    run = Attacked(spec, folder, drawn)
-    tmp_path.mkdir(exist_ok=True)
-    folder.prepare()
-    folder.identify({}, None)
+    run = Attacked(spec, drawn)
     run.run()
     return run
 
@@ -100,14 +95,14 @@ def test_planted_bugs_are_caught(bug, algorithm):
     assert all(node.alarms for node in report.nodes)
 
 
-def test_on_two_cores_the_same_is_seen_as_on_one(tmp_path):
+def test_on_two_cores_the_same_is_seen_as_on_one():
     """Elsewhere each thread takes nodes of its own; what is looked at is all nodes'."""
     settings = configured(data={"name": "digits", "nodes": 4})
     before, seen = torch.get_num_threads(), []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         try:
-            seen.append(attacked(settings, tmp_path / str(threads)).scores)
+            seen.append(attacked(settings).scores)
         finally:
             torch.set_num_threads(before)
     np.testing.assert_array_equal(*seen)
@@ -137,9 +132,9 @@ def test_the_report_is_json_and_a_published_budget_is_held_to():
 
 
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
-def test_only_the_canary_moves_its_own_column(model, tmp_path):
+def test_only_the_canary_moves_its_own_column(model):
     """A present canary's clipped gradient lies in its column, an absent one's is 0, all others' there are 0."""
-    run = attacked(configured("privsgp-vr", model=model), tmp_path)
+    run = attacked(configured("privsgp-vr", model=model))
     block, M = run.algorithm.block, run.canaries.count
     z = run.lures[0]
     rows = torch.arange(40).expand(3, 40)
@@ -154,24 +149,24 @@ def test_only_the_canary_moves_its_own_column(model, tmp_path):
     assert Block.gradients(block, z, everything).norm()[:, :M].min() > 0.99
 
 
-def test_absent_canaries_leave_no_trace_in_the_table(tmp_path):
-    run = attacked(configured("privsgp-vr"), tmp_path)
+def test_absent_canaries_leave_no_trace_in_the_table():
+    run = attacked(configured("privsgp-vr"))
     entries = run.algorithm.table.parts[0]["delta"][:, : run.canaries.count].norm(dim=-1)
     assert (entries[torch.from_numpy(~run.canaries.present)] == 0).all()
     assert (entries[torch.from_numpy(run.canaries.present)] > 0).all()
 
 
-def test_scores_are_the_noise_where_the_canary_is_absent(tmp_path):
-    run = attacked(configured("privsgp", data={"nodes": 2, "sizes": [200, 200]}), tmp_path, lures=1, canaries=40)
+def test_scores_are_the_noise_where_the_canary_is_absent():
+    run = attacked(configured("privsgp", data={"nodes": 2, "sizes": [200, 200]}), lures=1, canaries=40)
     absent = np.concatenate([np.stack(run.scores)[:, i][..., ~run.canaries.present[i]].ravel() for i in range(2)])
     assert abs(absent.mean()) < 4 / math.sqrt(absent.size)
     assert abs(absent.std() - 1) < 4 / math.sqrt(2 * absent.size)
 
 
-def test_lures_swing_the_gradient(tmp_path):
+def test_lures_swing_the_gradient():
     """In turn they must ask for different gradients, or SAGA has nothing to send."""
     for model, most in (("logistic", 0.51), ("mlp", 0.01)):
-        run = attacked(configured("privsgp-vr", model=model), tmp_path / model)
+        run = attacked(configured("privsgp-vr", model=model))
         a, b = (_unit(g) for g in run._lured)
         assert float((a * b).sum(1).max()) <= most
 

@@ -157,7 +157,7 @@ ASYNCHRONOUS = (
     ("options", "words"),
     [
         (["--set=graph.name=exponential"], "graph.name = 'exponential'"),
-        (["--drop=0.1"], "'adp2-sgd' with simulated faults"),
+        (["--drop=0.1"], "faults with algorithm.name = 'adp2-sgd'"),
         (["--set=privacy.accountant=published"], "privacy.accountant = 'published' with algorithm.name = 'adp2-sgd'"),
     ],
 )

@@ -80,7 +80,7 @@ def test_without_a_seed_no_ledger_shows_less_than_what_others_have_seen(tmp_path
     config, out, log, draw = runs.small(tmp_path, SECRET), tmp_path / "out", tmp_path / "seen", random.Random(2)
     died = 0
     for _ in range(3):
-        died += _died(config, out, log, draw.randrange(40, 60))
+        died += _died(config, out, log, draw.randrange(90, 120))
         lines = set(log.read_text().splitlines()) if log.exists() else set()
         seen = collections.Counter(int(line.split()[0]) for line in lines)
         assert all(seen[node] <= charged for node, charged in enumerate(runs.charged(out)))

@@ -17,6 +17,8 @@ from privsgp.engine.folder import Folder
 from privsgp.engine.spec import Protection
 from privsgp.errors import Interrupted, Refused
 
+pytestmark = pytest.mark.usefixtures("entered")
+
 STEPS = 200
 
 

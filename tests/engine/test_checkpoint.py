@@ -14,6 +14,8 @@ from privsgp.engine import checkpoint
 from privsgp.engine.checkpoint import Progress
 from privsgp.errors import Refused
 
+pytestmark = pytest.mark.usefixtures("entered")
+
 PROGRESS = Progress(step=7, attempt=2, seconds=1.5, bytes_sent=123, shared="abc")
 
 
@@ -90,7 +92,7 @@ def test_a_simulation_without_checkpoints_keeps_none(tmp_path):
 def test_only_a_simulation_can_do_without(tmp_path):
     ran = runs.command("train", runs.small(tmp_path), "--set=engine.checkpoint_every=0", "--set=seed=", "--json")
     assert ran.code == 2
-    assert "engine.checkpoint_every = 0 without a seed" in ran.err
+    assert "engine.checkpoint_every = 0 without seed" in ran.err
 
 
 @pytest.mark.parametrize("then", [[7], [3, 4], [2, 2, 3]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -184,7 +185,7 @@ def test_a_site_commits_records_posts_and_waits():
 
     transport = SimpleNamespace(
         prepare=noted("prepare", "messages"), post=noted("post"), arrive=noted("wait", (X, W)),
-        outbox=SimpleNamespace(bytes=40),
+        outbox=SimpleNamespace(bytes_to=Counter({1: 40})),
     )  # fmt: skip
     guard = SimpleNamespace(record=noted("record"), heads=noted("heads"))
     site = SiteDriver(transport, guard, noted("commit"), sent=2)

@@ -28,6 +28,8 @@ from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs.resolve import resolve
 
+pytestmark = pytest.mark.usefixtures("entered")
+
 METHODS = [
     {"name": "sgp"},
     {"name": "privsgp"},

@@ -12,8 +12,7 @@ from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.engine.spec import refuse_coarser
 from privsgp.errors import Refused
 from privsgp.gradients.rounding import kappa
-from privsgp.gradients.rules.layer import StackedLayer
-from privsgp.gradients.rules.linear import StackedLinear
+from privsgp.gradients.rules.layer import StackedLayer, StackedLinear
 from privsgp.gradients.rules.ruled import RULES, positions
 
 CPU = torch.device("cpu")

@@ -280,3 +280,18 @@ def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path, config, monkeypatch,
     path.unlink()
     os.mkfifo(path)
     assert path.name in _refused("train", config, "--out", out, "--resume")
+
+
+def test_a_budget_book_that_vanishes_in_mid_run_ends_the_run(tmp_path, config, monkeypatch):
+    """It was replaced by an empty one, which let the same records spend their budget again."""
+    state, record = tmp_path / "state", BudgetGuard.record
+
+    def gone(self, k, message):
+        if k == 10:
+            state.rename(tmp_path / "gone")
+        record(self, k, message)
+
+    monkeypatch.setattr(BudgetGuard, "record", gone)
+    said = _refused("train", config, "--out", tmp_path / "out", "--set=engine.checkpoint_every=5")
+    assert "the budget book" in said
+    assert not state.exists()

@@ -27,6 +27,8 @@ from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs.resolve import resolve
 
+pytestmark = pytest.mark.usefixtures("entered")
+
 
 def _training(folder, watch=None, kind=Trainer, **changes):
     values = tomllib.loads(runs.SMALL)

@@ -13,7 +13,10 @@ from privsgp.gradients.per_sample import in_float64, sum_pieces
 from privsgp.gradients.positions import Positions
 from privsgp.gradients.rules.ruled import Ruled
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.usefixtures("entered"),
+]
 CUDA = torch.device("cuda")
 MODELS = {name: (factory, 6) for name, factory in RULED.items()} | {name: (f, 12) for name, f in LAYERS.items()}
 

@@ -18,6 +18,8 @@ from privsgp.randomness import noise
 from privsgp.randomness.box_muller import box_muller as _box_muller
 from privsgp.randomness.noise import Secure, add_noise_, levels, snap_
 
+pytestmark = pytest.mark.usefixtures("entered")
+
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CUDA = torch.device("cuda")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -41,7 +43,7 @@ def test_normals_are_those_of_the_cipher(d, step, attempt):
     room = torch.full((3 * d + 2,), torch.nan, dtype=torch.float64, device="cpu" if INTERPRETED else CUDA)
     out = room[1:-1].view(3, d)
     if INTERPRETED:
-        source._device_normals(out, nodes, step, attempt, noise._Once(source._keys))
+        source._device_normals(out, nodes, step, attempt, noise.Streams(source._keys))
     else:
         source.fill_normal(out, nodes, step, attempt)
     for row, node in zip(out.cpu(), nodes, strict=True):

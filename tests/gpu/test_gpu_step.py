@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+import philox
 from privsgp import graph
 from privsgp.engine.step import peers
-from privsgp.kernels import philox
 from privsgp.randomness.noise import Keyed
 from privsgp.transport.in_process import InProcess
 

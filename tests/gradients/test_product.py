@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from privsgp.gradients.product import no_tf32, product, through
+from privsgp.gradients.product import Through, no_tf32, product
 
 
 def layer(a, w, bias):
-    return through(a, lambda a: product(a, w.transpose(1, 2), bias), product, w)
+    return Through.apply(a, lambda a: product(a, w.transpose(1, 2), bias), product, w)
 
 
 LAYOUTS = [(start, size) for size in (1, 2, 3, 5) for start in range(0, 8, size)]

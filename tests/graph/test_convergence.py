@@ -10,7 +10,7 @@ from networks import irregular, named
 
 from privsgp.errors import Refused
 from privsgp.graph import Edges, constants, make
-from privsgp.graph.convergence import lemma
+from privsgp.graph.assumptions import lemma
 from privsgp.graph.sequences import Cyclic
 
 

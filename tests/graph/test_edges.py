@@ -10,7 +10,7 @@ from networks import irregular, named
 
 from privsgp.errors import Refused
 from privsgp.graph import Edges, make
-from privsgp.graph.edges import uniform, weighted
+from privsgp.graph.sequences import uniform, weighted
 
 
 @given(graph=named() | irregular(), k=st.integers(0, 1000))

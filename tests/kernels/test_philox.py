@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from privsgp.kernels.philox import fill_normal, quarter, words
+from philox import fill_normal, quarter, words
 
 FULL = 0xFFFFFFFF
 

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
 
+import runs
+from privsgp import data
 from privsgp.cli import app
 from privsgp.errors import Refused
 
@@ -60,3 +63,11 @@ def test_a_config_is_planned_and_shown(tmp_path):
     assert found["algorithm"] == "privsgp"
     assert found["steps"] >= 1024
     assert found["sigma"][0] > 1.5 * found["sigma"][1] > 2 * found["sigma"][3]
+
+
+def test_train_with_auto_reads_the_data_once(tmp_path, monkeypatch):
+    read = mock.Mock(wraps=data.load)
+    monkeypatch.setattr(data, "load", read)
+    summary = runs.train(runs.small(tmp_path, RUN), tmp_path / "run", "--set=algorithm.steps=auto")
+    assert summary["steps"] > 0
+    assert read.call_count == 1

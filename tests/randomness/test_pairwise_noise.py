@@ -109,7 +109,7 @@ def test_its_covariance_is_the_one_that_is_counted(monkeypatch, source, together
     added = of_nodes(made, Keyed(1) if source is Keyed else Secure())
     samples = torch.cat([drawn(added, step=k) for k in range(10)], 1).numpy()
     c = made.covariance
-    wanted = c.matrix
+    wanted = c.among(range(NODES))
     assert np.allclose(np.cov(samples), wanted, atol=0.03 * wanted.max())
 
 
@@ -253,7 +253,7 @@ def test_threads_that_take_some_nodes_each_add_what_cancels_and_is_used_once(mon
     made = noise((1.0, 1.0, 2.0, 1.0, 1.0, 1.0))
     added, c = of_nodes(made, Secure()), made.covariance
     samples = torch.cat([in_groups(added, step=k) for k in range(10)], 1).numpy()
-    wanted = c.matrix
+    wanted = c.among(range(NODES))
     assert np.allclose(np.cov(samples), wanted, atol=0.03 * wanted.max())
     grid = 2.0 ** (np.round(np.log2(c.own_sigma)) - 4)[:, None]
     assert np.array_equal(np.round(samples / grid) * grid, samples)

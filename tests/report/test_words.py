@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privsgp.accounting.curve import Gaussian
-from privsgp.accounting.shown import down, guess, percent_up, up
+from privsgp.accounting.shown import down, guess, one_in, percent_up, up
 from privsgp.accounting.statements import statements
-from privsgp.report import page, terminal, words
+from privsgp.report import page, terminal
 from privsgp.runs import card, views
 from privsgp.runs.views import read
 
@@ -57,66 +57,61 @@ def test_a_bound_on_guesses_is_rounded_up(value):
 
 def test_the_worst_site_is_named(secret):
     view = read(secret)
-    said = " ".join(words.paragraphs(view))
-    assert f"site 3: ε = {up(view.sites[3].epsilon)}" in said
-    assert "several records of one person" in said
+    assert f"at site 3 (ε = {up(view.sites[3].epsilon)}" in " ".join(view.privacy)
+    assert "Several records of one person" in " ".join(view.not_covered)
 
 
 def test_the_worst_site_is_worst_by_both_numbers(secret):
     view = read(secret)
     one = [dataclasses.replace(s, epsilon=1.0, delta=0.01 if i == 2 else 1e-5) for i, s in enumerate(view.sites)]
-    said = " ".join(words.paragraphs(dataclasses.replace(view, sites=one)))
-    assert "(site 2: ε = 1, δ = 0.01)" in said
+    said = " ".join(dataclasses.replace(view, sites=one).privacy)
+    assert "at site 2 (ε = 1, δ = 0.01)" in said
     assert "at most δ (1 in 100)" in said
 
 
 @given(st.floats(1e-12, 0.5))
 def test_a_delta_is_never_rarer_than_it_is(delta):
-    (said,) = words.left_open(delta)
-    rare = int(re.search(r"1 in ([\d,]+)\)", said)[1].replace(",", ""))
+    rare = one_in(delta)
     assert 1 / rare >= delta * (1 - 1e-15)
     assert 1 / (rare + 1) <= delta
 
 
 def test_delta_in_plain_words(secret):
-    assert words.left_open(0) == []
-    assert "at most δ (1 in 100,000)" in " ".join(words.paragraphs(read(secret)))
+    assert "at most δ (1 in 100,000)" in " ".join(read(secret).privacy)
 
 
 def test_ledgers_of_other_machines_are_named_as_missing(secret, tmp_path):
     folder = shutil.copytree(secret, tmp_path / "half")
     for node in (2, 3):
         (folder / "ledger" / f"node-{node}.jsonl").unlink()
-    assert "The ledgers of 2 sites are not in this folder" in " ".join(words.paragraphs(read(folder)))
+    assert "the ledgers of 2 sites are not in this folder" in " ".join(read(folder).privacy)
 
 
 def test_replace_one_asks_another_question(made):
     folder = made("replaced", privacy__relation="replace-one")
-    assert "which of two versions of that record" in " ".join(words.paragraphs(read(folder)))
+    assert "which of two versions of a record" in " ".join(read(folder).privacy)
 
 
 def test_a_large_epsilon_is_called_what_it_is(made, secret):
     weak = read(made("weak", privacy__sigma=0.02))
-    assert max(s.epsilon for s in weak.sites) > words.WEAK
-    assert "promises next to nothing" in " ".join(words.paragraphs(weak))
-    assert "promises next to nothing" not in " ".join(words.paragraphs(read(secret)))
+    assert max(s.epsilon for s in weak.sites) > views.WEAK
+    assert "promises next to nothing" in " ".join(weak.privacy)
+    assert "promises next to nothing" not in " ".join(read(secret).privacy)
 
 
 @pytest.mark.parametrize(
-    ("name", "told", "sees"),
+    ("name", "sees"),
     [
-        ("dp-srm", "only their sum over all sites", "but no site's noise"),
-        ("ldp-svrg", "what it adds to the model at each step", "reads every message of a site"),
-        ("dp-sgd", "gave their records to one", "knows every record but one"),
-        ("local", "Nothing left a site", "sees a site's model"),
+        ("dp-srm", "only the sums of all sites' messages"),
+        ("ldp-svrg", "reads every message and model of a site"),
+        ("dp-sgd", "except the site that holds all records"),
+        ("local", "reads every message and model of a site"),
     ],
 )
-def test_who_sees_what_is_said_as_the_algorithm_declares_it(made, name, told, sees):
-    said = " ".join(words.paragraphs(read(made(f"sees-{name}", algorithm__name=name, algorithm__steps=3))))
-    assert told in said
+def test_who_sees_what_is_said_as_the_algorithm_declares_it(made, name, sees):
+    said = " ".join(read(made(f"sees-{name}", algorithm__name=name, algorithm__steps=3)).privacy)
     assert sees in said
     assert "not in this folder" not in said
-    assert ("reads every message of a site" in said) == (name == "ldp-svrg")
 
 
 def test_no_view_shows_less_than_was_spent(secret, capsys):

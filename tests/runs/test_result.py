@@ -144,9 +144,8 @@ def test_a_model_file_that_lies_about_its_shape_is_refused(made, tmp_path):
 def test_the_model_card_says_what_was_spent_and_that_a_simulation_is_none(made):
     text = (made("plain") / "model-card.md").read_text()
     summary = json.loads(Folder(made("plain")).summary.read_text())
-    assert "A simulation, not private" in text
     assert f"ε = {up(max(summary['epsilon_spent']))}" in text
-    assert "- simulation, not private" in text
+    assert "- simulation, not private: " in text
     secret = made("secret", "--set=seed=", "--set=privacy.sigma=", "--set=privacy.epsilon=2.0")
     text = (secret / "model-card.md").read_text()
     assert "simulation" not in text

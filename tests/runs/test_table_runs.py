@@ -432,7 +432,7 @@ def test_sites_in_another_order_are_other_records_on_a_node(place):
     turned = '--set=data.sites=["basel","aachen","cork"]'
     ran = train(place, *given, turned, "--ledger", place / "run" / "ledger", out="second")
     assert ran.code == 2
-    assert "records lay on other nodes" in ran.err
+    assert "another layout of records" in ran.err
     named = configs.read(place / "run.toml", [turned[6:], "data.path=site-{node}.csv"])
     as_before = configs.read(place / "run.toml", ["data.path=site-{node}.csv"])
     assert problems.layout(named) == problems.layout(as_before)  # files by number: names move nothing

@@ -16,8 +16,8 @@ SUMMARY = {
     "seconds": 1.0, "bytes_sent": 1000,
 }  # fmt: skip
 OWN = {
-    "name": "basel", "node": 0, "roster": [{"name": "basel"}, {"name": "cork"}], "refused": {"late": 2},
-    "messages": {"posted": 7, "taken": 6, "missed": 1}, "warnings": [], "model_norm": 2.0,
+    "name": "basel", "node": 0, "roster": [{"name": "basel"}, {"name": "cork", "distance": 0.0037}],
+    "refused": {"late": 2}, "messages": {"posted": 7, "taken": 6, "missed": 1}, "warnings": [],
 }  # fmt: skip
 
 
@@ -25,43 +25,42 @@ def _of(**changes):
     return views.of(SUMMARY | changes, pathlib.Path("out"))
 
 
-def test_numbers_of_privacy_are_rounded_up_once():
-    first, second = _of(epsilon_spent=[2.50001, 1.0]).sites
-    assert (first.epsilon, first.budget, second.epsilon) == (2.501, 3.0, 1.0)
+def test_numbers_of_privacy_are_rounded_up():
+    view = _of(epsilon_spent=[2.50001, 1.0], sites=["basel", "cork"])
+    assert dict(view.facts)["sites"] == "basel ε = 2.501 of 3, cork ε = 1 of 3"
+    assert view.privacy[0].startswith("ε = 1 … 2.501, δ = 1e-05 for")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        first.epsilon = 1.0
+        view.sites[0].epsilon = 1.0
 
 
 @pytest.mark.parametrize(
     ("spent", "said"),
     [
-        (None, ["none: this method adds no noise"]),
-        ([None, 1.0], ["no finite bound is known for at least one site"]),
+        (None, ["none: this method adds no noise. Treat messages and the model as you treat the records"]),
+        ([None, 1.0], ["no finite bound is known for at least one site: treat what it sent as you treat its records"]),
         ([2.5, 1.0], ["ε = 1 … 2.5, δ = 1e-05 for each record of a site (zero-out, certified)"]),
     ],
 )
 def test_the_guarantee_in_words(spent, said):
-    assert _of(epsilon_spent=spent).promise[: len(said)] == said
+    assert _of(epsilon_spent=spent).privacy[: len(said)] == said
 
 
 def test_a_site_knows_its_own_epsilon_alone():
     view = _of(epsilon_spent=[2.5, None], sites=["basel", "cork"], site=OWN)
     assert (len(view.sites), view.elsewhere) == (1, 1)
-    assert view.promise[0].startswith("ε = 2.5, δ = 1e-05 for each record of this site")
+    assert view.privacy[0].startswith("ε = 2.5, δ = 1e-05 for each record of this site")
     facts = dict(view.facts)
     assert facts["sites"] == "basel ε = 2.5 of 3"
     assert facts["messages"] == "7 sent, 6 taken, 1 missed at a deadline; refused: 2 × late"
-    assert facts["this site's model"] == "The norm of this site's model is 2."
-    assert "no finite" in _of(epsilon_spent=[None, 1.0], site=OWN).promise[0]
+    assert facts["this site's model"] == "The others' last models differ from it by: cork 0.37%."
+    assert "no finite" in _of(epsilon_spent=[None, 1.0], site=OWN).privacy[0]
 
 
 def test_shared_noise_says_whom_it_trusts():
     curve = {"honest": 2, "curve": [[1, None], [2, 1.23451]]}
-    said = _of(pairwise=curve, trust="honest sites").promise
-    assert (
-        "only if 2 of 2 sites are honest; if all are, ε = 1.235; if only the site itself is, no finite bound holds"
-        in said
-    )
+    said = _of(pairwise=curve, trust="honest sites").privacy
+    assert any(line.startswith("only if 2 of 2 sites are honest, the site itself included: ") for line in said)
+    assert "ε of the site that has spent most, by the number of honest sites: 1: no finite bound, 2: 1.235" in said
 
 
 def test_what_is_not_known_has_no_row():

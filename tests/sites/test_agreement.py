@@ -24,6 +24,8 @@ from privsgp.sites.doctor import examine
 from privsgp.sites.run import check_policy
 from runs import command
 
+pytestmark = pytest.mark.usefixtures("entered")
+
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -291,5 +293,5 @@ def test_features_are_made_anew_and_compared(three, tmp_path, monkeypatch):
     assert spec.learning.inputs.shape[2:].numel() == spec.learning.model[1].in_features
     other = copy.deepcopy(agreement.values)
     other["model"]["features"] = "0" * 64
-    with pytest.raises(Refused, match="comes out here as"):
+    with pytest.raises(Refused, match="comes out differently here"):
         dataclasses.replace(agreement, values=other).spec(d, 0)

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import os
+import sqlite3
 import threading
 import time
 from types import SimpleNamespace
@@ -34,6 +35,7 @@ from privsgp.sites.protocol.gossip import Goodbye, Gossip, Hello, read_said
 from privsgp.sites.protocol.mailbox import Inbox, Outbox
 from privsgp.sites.protocol.outliers import Outliers
 from privsgp.sites.run import _enter, _spec, check_policy, join, leave, wire
+from privsgp.sites.store import Store
 from privsgp.sites.transport import SitesTransport
 from privsgp.transport.link import Increment
 
@@ -602,6 +604,76 @@ def test_weights_that_sum_to_more_than_there_are_for_many_steps_are_warned_of(th
     assert outliers.weight_of_all(set()) == pytest.approx(6.0)
 
 
+def test_a_member_that_keeps_the_weight_of_others_is_named_before_it_has_all(three):
+    """Cork passes on a thousandth of x and w. Else honest sites would spend all releases while w runs out."""
+    outliers, w, flow = Outliers(three.agreement, 0), [1.0, 1.0, 1.0], {1: 0.0, 2: 0.0}
+    for k in range(100):
+        given = [w[0] / 3, w[1] / 3, w[2] / 3000]
+        both = [outliers.arrival(frame(three, k, source=j), k - 1, Increment(given[j], 1.0, 0.1), w[0]) for j in (1, 2)]
+        flow = {j: sent + given[0] - given[j] for j, sent in flow.items()}
+        if (found := outliers.drained(k, w[0], both, flow)) is not None:
+            break
+        w = [own - 2 * given[i] + sum(given) - given[i] for i, own in enumerate(w)]
+    assert (found[0].source, found[1].kind) == (2, "outlier")
+    assert k < 60
+
+
+def test_a_site_warns_of_a_member_that_keeps_weight_and_continues(three, tmp_path, monkeypatch):
+    """A site that is down keeps weight too, so no link is stopped."""
+    both = [frame(three, 0, 1 / 3, source=1), frame(three, 0, 1 / 3, source=2)]
+    transport, accused = arriving(three, tmp_path, both)
+    monkeypatch.setattr(
+        transport.outliers, "drained", lambda _k, _own, taken, _flow: (taken[1], taken[1].rejected("outlier", "x"))
+    )
+    step(transport)
+    assert [(node, said.kind) for node, said in accused] == [(2, "outlier")]
+    assert not transport.inbox.stopped()
+
+
+def test_honest_sites_never_run_out_of_weight(three):
+    outliers = Outliers(three.agreement, 0)
+    for k in range(200):
+        both = [outliers.arrival(frame(three, k, source=j), k - 1, Increment(0.3, 1.0, 0.1), 0.9) for j in (1, 2)]
+        assert outliers.drained(k, 0.9, both, {1: 0.1, 2: 0.2}) is None
+
+
+def test_a_process_that_was_suspended_judges_nothing_before_the_next_hello(house):
+    """A copy of the site may have continued: to this process honest messages bring far too much weight."""
+    c, network = house
+    before, spoke = network.audit.counts(), network.members._spoke
+    network.members._spoke = time.monotonic() - 3600
+    with channel(c, c.sites[1]) as opened:
+        push = opened.stream_unary("/privsgp.Sites/Push")
+        assert json.loads(push(iter(frame(c, 5, 62.0).pieces()), timeout=5))["newest"] == -1
+        assert network.audit.counts() == before
+        network.members._spoke = spoke
+        with pytest.raises(grpc.RpcError, match="weight"):
+            push(iter(frame(c, 5, 62.0).pieces()), timeout=5)
+
+
+def test_a_key_does_not_outlive_an_agreement_that_has_expired(tmp_path):
+    c = Consortium.make(tmp_path / "c", privacy={"noise": "pairwise", "sigma": None, "epsilon": 3.0})
+    late = Agreement.of(c.agreement.values | {"expires": "2020-01-01T00:00:00Z"}, "it")
+    late.write(c.study)
+    (c.out(0) / "private").mkdir(parents=True)
+    key = c.out(0) / "private" / "pair.key"
+    key.touch()
+    with pytest.raises(Refused, match="expired"):
+        join(c.study, c.files[0], home=c.sites[0].home, out=c.out(0))
+    assert not key.exists()
+
+
+def test_a_store_names_the_real_cause(three, tmp_path):
+    one = Store(three.agreement, 0, tmp_path / "state")
+    one._db.execute("PRAGMA busy_timeout = 10")
+    other = sqlite3.connect(tmp_path / "state")
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(OSError, match="database is locked") as error:
+        one.begin()
+    assert error.value.errno != errno.ENOSPC
+    other.close()
+
+
 def test_who_was_poisoned_does_not_accuse_who_was_not(three):
     """Its own model is the one that is far away."""
     outliers = Outliers(three.agreement, 0)
@@ -656,7 +728,7 @@ def named(c, i):
     assert {peer for peer, *_ in said} == {line["peer"] for line in c.audited(i)}
     for peer, *_ in said:
         assert f"{peer}: the model in its message of step" in c.log(i)
-        assert f"Warning: {peer}." in (c.folder / "report.html").read_text()
+        assert f"WARNING: {peer}" in (c.folder / "report.html").read_text()
     return said
 
 

@@ -37,6 +37,7 @@ def house(tmp_path_factory):
     c = Consortium.make(tmp_path_factory.mktemp("door") / "c", limits=Limits(deadline=5.0, transfer=1.5))
     network = wire(c.sites[0], c.agreement, prepared(c))
     network.inbox.open()
+    network.members._silence = 3600.0  # tests push without a hello each second
     network.server.start(c.sites[0].listen)
     yield c, network
     network.server.stop()

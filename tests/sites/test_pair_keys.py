@@ -38,7 +38,7 @@ def keys(six, tmp_path):
     """Each site's keys, when all have heard of each other's."""
     made = [PairKeys(s, six.agreement, i, tmp_path / f"{i}.key", {}) for i, s in enumerate(six.sites)]
     for one in made:
-        one.settle(begun=False)
+        one.open(begun=False)
     words = {i: one.words[i] for i, one in enumerate(made)}
     for one in made:
         one.words.update(words)
@@ -59,7 +59,7 @@ def noises(six, keys):
 def drawn(noises, step, columns=D):
     rows = [torch.zeros(1, columns, dtype=torch.float64) for _ in noises]
     for i, (noise, row) in enumerate(zip(noises, rows, strict=True)):
-        noise.add_(row, [i], step, 0)
+        noise.add_(row, [i], step)
     return torch.cat(rows)
 
 
@@ -119,8 +119,10 @@ def test_a_key_that_its_site_did_not_sign_for_this_run_is_not_taken(six, keys, h
     members = Gossip(six.agreement, 0, 1, six.agreement.sign(six.sites[0]))
     word = forged(six, keys, how)
     assert not is_word(six.agreement, 1, word)
-    assert not members._share({1: word})
-    assert members._share({1: keys[1].words[1]})
+    members.take_up({}, {}, {1: word})
+    assert 1 not in members.pair_keys
+    members.take_up({}, {}, {1: keys[1].words[1]})
+    assert 1 in members.pair_keys
 
 
 def test_a_key_is_waited_for_as_a_signature_is_and_a_second_one_changes_nothing(six, keys, tmp_path):
@@ -128,35 +130,38 @@ def test_a_key_is_waited_for_as_a_signature_is_and_a_second_one_changes_nothing(
     members.signatures = {i: six.agreement.sign(site) for i, site in enumerate(six.sites)}
     members.pair_keys.update({i: keys[i].words[i] for i in range(N) if i != 3})
     assert members.unsigned() == ["delft"]
-    members._share({3: keys[3].words[3]})
+    members.take_up({}, {}, {3: keys[3].words[3]})
     assert not members.unsigned()
     second = PairKeys(six.sites[3], six.agreement, 3, tmp_path / "second.key", {})
-    second.settle(begun=False)
+    second.open(begun=False)
     assert is_word(six.agreement, 3, second.words[3])
-    assert not members._share({3: second.words[3]})
+    members.take_up({}, {}, {3: second.words[3]})
     assert members.pair_keys[3] == keys[3].words[3]
 
 
 def test_the_run_key_is_for_its_owner_alone_and_survives(six, keys):
     again = PairKeys(six.sites[0], six.agreement, 0, keys[0].path, {})
-    again.settle(begun=True)
+    again.open(begun=True)
     assert again.words[0] == keys[0].words[0]
     assert keys[0].path.stat().st_mode & 0o777 == 0o600
     keys[0].path.chmod(0o640)
     with pytest.raises(Refused, match="open to others"):
-        again.settle(begun=True)
+        again.open(begun=True)
 
 
 def test_no_numbers_of_a_committed_step_nor_of_another_attempt(six, keys):
     noise, g = noises(six, keys)[0], torch.zeros(1, D, dtype=torch.float64)
-    noise.add_(g, [0], 0, 0)
+    noise.add_(g, [0], 0)
     keys[0].used(4)
-    for step, attempt in ((4, 0), (3, 0), (5, 1), (0, 1)):
+    for step in (4, 3):
         with pytest.raises(Refused, match="step 4 is"):
-            noise.add_(g.zero_(), [0], step, attempt)
-    noise.add_(g, [0], 5, 0)
+            noise.add_(g.zero_(), [0], step)
+    for step in (5, 0):
+        with pytest.raises(Refused, match="step 4 is"):
+            keys[0]._streams.fill_normal(g, [1], step, 1)
+    noise.add_(g, [0], 5)
     with pytest.raises(Refused, match="already used"):  # nor twice in one life
-        noise.add_(g, [0], 5, 0)
+        noise.add_(g, [0], 5)
 
 
 def test_a_restarted_site_makes_the_numbers_that_its_partners_have_made(six, keys):
@@ -179,11 +184,11 @@ def test_the_noise_of_sites_is_made_by_the_code_of_one_process_and_of_torchrun(s
     )
     told = [{pair: everything[pair] for pair in map(ends.number, ends.pairs)} for ends in here]
     g = torch.zeros(N, D, dtype=torch.float32)
-    whole.add_(g, range(N), 2, 0)
+    whole.add_(g, range(N), 2)
     for i, ends in enumerate(here):
         for streams in (keys[i].streams(noise, ends), PairStreams(told[i])):
             row = torch.zeros(1, D, dtype=torch.float32)
-            pairwise._OfNodes(noise, ends, mechanisms[i : i + 1], Keyed(1), streams).add_(row, [i], 2, 0)
+            pairwise._OfNodes(noise, ends, mechanisms[i : i + 1], Keyed(1), streams).add_(row, [i], 2)
             assert torch.equal(row[0], g[i])
 
 
@@ -220,7 +225,7 @@ def test_planted_bugs_are_found_in_the_noise_of_sites(six, keys, name, monkeypat
 
 
 def unguarded(self, out, nodes, step, attempt=0):
-    self._normals(out.numpy(), nodes, step, attempt, np.float64)
+    self._fill(out.numpy(), nodes, (step, attempt), np.float64)
 
 
 def test_what_is_agreed_on_is_checked_by_each_site(six):
@@ -249,7 +254,7 @@ def test_what_is_agreed_on_is_checked_by_each_site(six):
 )
 def test_a_policy_says_how_many_others_may_have_to_be_trusted(six, policy, allowed):
     if allowed:
-        refuse_against(policy, six.agreement, 0, Total(0.0, 0.0, ()))
+        refuse_against(policy, six.agreement, 0, Total(0.0, 0.0))
         return
     with pytest.raises(Refused, match="honest"):
-        refuse_against(policy, six.agreement, 0, Total(0.0, 0.0, ()))
+        refuse_against(policy, six.agreement, 0, Total(0.0, 0.0))

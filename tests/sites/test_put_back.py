@@ -110,7 +110,7 @@ def test_a_commit_that_is_taken_up_is_durable_before_its_messages_leave_again(th
     inbox, log = Inbox(three.agreement, 0, 2), folder.path / "private" / "taken.jsonl"
     transport = SitesTransport(three.sites[0], three.agreement, 0, inbox, Outbox(2), members, log)
     x, w = torch.ones(1, three.agreement.weights), torch.ones(1, dtype=torch.float64)
-    memory = {f"links.{name}": value for name, value in transport.arrays().items()}
+    memory = {f"links.{name}": [value] for name, value in transport.arrays().items()}
     checkpoint.save(folder.checkpoint, Progress(0, 0, 0.0, 0, ""), State(x, w, x), memory, three.agreement.run)
     synced = noted(monkeypatch)
     _take_up_links(folder, transport)

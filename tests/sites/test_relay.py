@@ -157,4 +157,4 @@ def test_a_message_that_nobody_can_open_does_not_hide_those_of_others(tmp_path):
 def test_threads_of_a_relay_grow_with_its_members_and_not_with_their_links(closed):
     members = Gossip(closed.agreement, 0, 1, closed.agreement.sign(closed.sites[0]))
     server = Server(closed.sites[0], closed.agreement, 0, members.inbox, Outbox(1), members, None, relay=Relay())
-    assert server._calls == 5 * 3 + 4
+    assert server._most == 5 * 3 + 4

@@ -66,7 +66,7 @@ def test_the_page_names_who_agreed_and_who_was_heard_of(three, folder):
     page.write(folder, folder / "report.html")
     text = (folder / "report.html").read_text()
     for said in (three.agreement.run, *(card.fingerprint for card in three.agreement.roster), "missing or wrong",
-                 "step 21; left for good", "sent by this site", "81 kB", "graph that was agreed on"):  # fmt: skip
+                 "step 21; left for good", "81 kB by this site"):  # fmt: skip
         assert said in text
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert(1)" in text

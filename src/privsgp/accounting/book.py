@@ -124,7 +124,7 @@ class Book:
         Guarantee: a resumed run has the records that it began with, in the same order, and is no copy that this book
         knows of. A simulation that was entered before with the same records is not entered again.
         """
-        with self._open(write=True) as db:
+        with self._open(write=True, create=True) as db:
             check()
             for entry, own in zip(entries, records, strict=True):
                 self._enter(db, entry, own, resumed=resumed, moved=moved)
@@ -164,10 +164,12 @@ class Book:
 
     def keyed(self, hashes: Hashes) -> Hashes:
         """Return keyed hashes of records [N, 3], sorted; without the key nobody can look for a record in the book."""
-        with self._open():
-            key = read_bytes(self._key, 64)
+        key = secrets.token_bytes(32)  # of no book: nothing is there that they could match
+        if self.path.exists():
+            with self._open():
+                key = read_bytes(self._key, 64)
         found = [hashlib.blake2b(one.tobytes(), digest_size=8, key=key).digest() for one in hashes.ravel()]
-        made = np.frombuffer(b"".join(found), np.uint64).reshape(len(hashes), -1)
+        made = np.frombuffer(b"".join(found), np.uint64).reshape(len(hashes), *hashes.shape[1:] or (1,))
         made = made.repeat(_KINDS // made.shape[1], axis=1)
         return made[np.lexsort(made.T[::-1])]
 
@@ -177,8 +179,13 @@ class Book:
         Guarantee: the note is on the disk when this returns; a book that cannot be written raises.
         """
         with self._open(write=True) as db:
-            rows = [(charged, head, run, node) for node, (charged, head) in heads.items()]
-            db.executemany("UPDATE entries SET charged = ?, head = ? WHERE run = ? AND node = ?", rows)
+            update = "UPDATE entries SET charged = ?, head = ? WHERE run = ? AND node = ?"
+            for node, (charged, head) in heads.items():
+                if db.execute(update, (charged, head, run, node)).rowcount != 1:
+                    raise Refused(
+                        f"the budget book {self.path} does not know node {node} of this run",
+                        "restore the book that was there when the run began: it knows what these records have spent",
+                    )
 
     def seen(self, ledger: str) -> dict[int, list[Seen]]:
         """Return what the book knows of each node's ledger that began with this run."""
@@ -252,17 +259,20 @@ class Book:
         return self.folder / "budget.key"
 
     @contextlib.contextmanager
-    def _open(self, *, write: bool = False) -> Iterator[sqlite3.Connection]:
+    def _open(self, *, write: bool = False, create: bool = False) -> Iterator[sqlite3.Connection]:
         """Open the book for one transaction; what it writes is on the disk at the end.
+
+        Only entering a run may `create` a book: one that vanished would be replaced by one that knows nothing.
 
         While one process writes, others can read what was there before, and cannot write.
         """
+        there = self.path.exists()
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not self.path.exists():  # never open an existing book: closing it would drop the locks that SQLite holds
+            if create and not there:  # never open an existing book: closing it would drop the locks that SQLite holds
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self.path.touch(mode=0o600)
             if not self.path.is_file():
-                raise OSError("it is no regular file")  # noqa: TRY301 - refused below
+                raise OSError("it is gone, or no regular file")  # noqa: TRY301 - refused below
             with contextlib.closing(sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None)) as db:
                 db.row_factory = sqlite3.Row
                 db.execute("PRAGMA synchronous = EXTRA")
@@ -271,11 +281,10 @@ class Book:
                 yield db
                 db.execute("COMMIT")
         except (OSError, sqlite3.Error) as error:
-            raise Refused(
-                f"the budget book {self.path} cannot be used: {error}",
-                "make its folder writable, restore it from a copy, or name another folder in PRIVSGP_STATE; without it "
-                "nothing says what records have spent",
-            ) from error
+            remedy = "make its folder writable, or restore it from a copy: it knows what these records have spent"
+            if create and not there:
+                remedy = "make its folder writable, or name another folder in PRIVSGP_STATE"
+            raise Refused(f"the budget book {self.path} cannot be used: {error}", remedy) from error
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         """Make the tables and the key of a new book; refuse a book of another version."""
@@ -295,6 +304,8 @@ class Book:
                 f"the budget book {self.path} is of version {version}, and this release reads version {_VERSION}",
                 "install the release that wrote it, or a newer one",
             )
+        if not self._key.exists():
+            raise OSError("its key, budget.key, is gone")
 
 
 def _worst(mine: Hashes, entries: Sequence[tuple[Entry, Hashes]], relation: str) -> Total:

@@ -22,6 +22,7 @@ import numpy as np
 from scipy import linalg, optimize
 
 from privsgp.accounting import accountant
+from privsgp.accounting.accountant import Disagreement
 from privsgp.accounting.mechanisms import Shared
 from privsgp.accounting.sampler_cost import LARGEST_PAIR
 from privsgp.errors import Refused
@@ -41,10 +42,6 @@ _DOWN = 1e-9  # by which a computed σ_eff is rounded down, relatively
 _AGREE = 1e-10  # how far two computations of one variance may lie apart, for each unit of the matrix's condition
 _DENSE = 256  # honest nodes up to which every distinct node is checked by Cholesky; beyond, the extreme ones
 _POINTS = 12  # of a trust curve
-
-
-class Disagreement(ArithmeticError):
-    """Two computations of one σ_eff contradict each other: a bug, so none is given."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +113,6 @@ class PairwiseCovariance:
         n = self.graph.nodes
         parts = zip(self.weights or [1 / n] * n, needed, strict=True)
         return self.average_sigma / math.sqrt(math.fsum((p * sigma) ** 2 for p, sigma in parts))
-
-    @property
-    def matrix(self) -> Array:
-        """The covariance itself: of n p_i ξ_i, over all nodes."""
-        return self.among(range(self.graph.nodes))
 
     def among(self, honest: Sequence[int]) -> Array:
         """Return S_H: the covariance of some nodes' noise without what they share with all others."""

@@ -90,8 +90,11 @@ class _Loss(NamedTuple):
     def epsilon(self, delta: float) -> float:
         """Return the least ε ≥ 0 whose δ suffices: first among all points of the grid, then between two of them."""
         # From the largest loss down to the first above 0. After each, ε is the point of the grid below it.
-        above = np.concatenate((self.mass[max(1 - self.first, 0) :][::-1], np.zeros(max(self.first - 1, 0))))
-        losses = self.interval * np.arange(above.size, -1, -1, dtype=np.float64)
+        # Where all losses lie far above 0, only LONGEST points below the least of them: the last is then enough.
+        below = min(max(self.first - 1, 0), LONGEST)
+        above = np.concatenate((self.mass[max(1 - self.first, 0) :][::-1], np.zeros(below)))
+        last = max(self.first - 1, 0) - below
+        losses = self.interval * np.arange(last + above.size, last - 1, -1, dtype=np.float64)
         missing = self.infinite + self.off * self._weights(losses)
         if missing[0] > delta:
             return math.inf
@@ -100,7 +103,7 @@ class _Loss(NamedTuple):
         lower = signal.lfilter([-math.expm1(-self.interval)], [1.0, -math.exp(-self.interval)], upper)
         short = missing + lower > delta
         if not short.any():
-            return 0.0
+            return self.interval * last
         at = int(np.argmax(short))
         if self.tilt and missing[at] - self.infinite > CERTAIN * delta:
             return math.inf

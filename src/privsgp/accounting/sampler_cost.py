@@ -107,18 +107,16 @@ def refuse_vast(mechanism: Mechanism, steps: int, delta: float) -> None:
         raise Refused(
             f"sums of {mechanism.seen_together} nodes' messages", f"take {_MOST} at most, or trust 'per-node'"
         )
-    cost = Cost.of(mechanism, steps, 0.0)
-    highest = 10.0 if mechanism.shared else 100.0
-    what = f"{mechanism.coordinates:,} coordinates and {steps:,} releases at δ = {up(delta)}"
-    fewer = ", or share noise with fewer nodes" if mechanism.shared else ""
+    cost, why = Cost.of(mechanism, steps, 0.0), ""
     if cost.tail > delta / 4 or 3 * cost.variation > ASIDE[-1] * delta:
-        alone = f"the tail of the sampler alone may cost {cost.tail_at(0.0):.2g}"
-        raise Refused(what, f"{alone}: take fewer steps, a smaller model, a larger δ{fewer}")
-    if cost.ratio(delta, highest) > SHARE / 2:
-        alone = (
-            f"with {mechanism.batch:g} of {mechanism.samples} samples a step, rounding may cost more than is set aside"
-        )
-        raise Refused(what, f"{alone}: take a larger batch, fewer steps, a smaller model{fewer}")
+        why = f"the tail of the sampler alone may cost {cost.tail_at(0.0):.2g}: take a larger δ"
+    elif cost.ratio(delta, 10.0 if mechanism.shared else 100.0) > SHARE / 2:
+        drawn = f"{mechanism.batch:g} of {mechanism.samples} samples a step"
+        why = f"with {drawn}, rounding may cost more than is set aside: take a larger batch"
+    if why:
+        what = f"{mechanism.coordinates:,} coordinates and {steps:,} releases at δ = {up(delta)}"
+        fewer = ", or share noise with fewer nodes" if mechanism.shared else ""
+        raise Refused(what, f"{why}, fewer steps, a smaller model{fewer}")
 
 
 def _length(mechanism: Mechanism) -> float:

@@ -22,6 +22,16 @@ def down(value: float, digits: int = 4) -> str:
     return f"{float(Context(digits, ROUND_FLOOR).create_decimal(repr(float(value)))):.{digits}g}"
 
 
+def bound(epsilon: float | None) -> str:
+    """Write an ε, rounded up, or that there is no finite one."""
+    return up(epsilon) if epsilon is not None and math.isfinite(epsilon) else "no finite bound"
+
+
+def one_in(delta: float) -> int:
+    """Return the n of "1 in n" for a δ, rounded down: never rarer than it is."""
+    return int(1 / Decimal(repr(delta)))
+
+
 def span_up(values: Sequence[float], digits: int = 4) -> str:
     """Write one ε or δ, or the smallest and the largest, each rounded up."""
     low, high = up(min(values), digits), up(max(values), digits)

@@ -1,11 +1,11 @@
 """A real run with canaries, watched by neighbours who work together and send back what suits them.
 
-Nothing is rebuilt here: `Attacked` is the engine's own `Trainer` on a real job. It adds four things: an absent canary
-is zeroed out, every message is looked at before it leaves, what a node gets back may be the adversary's choice, and the
-audit reads which records a node draws and what it would send without noise. All neighbours of a node together can make
-its average any vector they like, since they know its message and the shares. Push-sum then sends that vector less its
-own step; where nodes combine first and adapt then (DP²-SGD), the step follows, and the next gradient is taken that much
-beside the lure.
+The algorithm, its gradients, coins and noise are those of a real run; `drive` takes its steps. Four things are added:
+an absent canary is zeroed out, every message is looked at before it leaves, what a node gets back is the adversary's
+choice, and the audit reads which records a node draws and what it would send without noise. All neighbours of a node
+together can make its average any vector they like, since they know its message and the shares. Push-sum then sends that
+vector less its own step; where nodes combine first and adapt then (DP²-SGD), the step follows, and the next gradient is
+taken that much beside the lure.
 
 Canaries: records of the auditor's own, among made-up ones, whose trace in a message can be told from all else.
 
@@ -17,7 +17,8 @@ elsewhere. What a message shows in that column is noise, and the canary's share 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+import copy
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,15 +26,17 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from privsgp.algorithms import Block, Drawn, Exchange, Randomness, Release
-from privsgp.algorithms.block import as_it_is
+from privsgp.algorithms import Block, Drawn, Exchange, Randomness, Release, State
 from privsgp.audit.collusion import Collusion, listen
 from privsgp.audit.statistics import group_sizes
 from privsgp.data import Dataset
-from privsgp.engine.drive import RunDriver
-from privsgp.engine.trainer import Trainer
+from privsgp.devices import current
+from privsgp.engine.drive import drive
+from privsgp.engine.node_randomness import NodeRandomness
+from privsgp.engine.spec import refuse_coarser
 from privsgp.errors import Refused
-from privsgp.gradients import Layout, PerSample
+from privsgp.gradients import Layout, PerSample, stack
+from privsgp.gradients.dropout import without_coins
 from privsgp.gradients.per_sample import Outer
 
 if TYPE_CHECKING:
@@ -41,12 +44,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from privsgp.algorithms import Event, State, Step
-    from privsgp.engine.folder import Folder
-    from privsgp.engine.node_randomness import NodeRandomness
+    from privsgp.algorithms import Event
     from privsgp.engine.spec import RunSpec
-    from privsgp.engine.trainer import Watcher
-    from privsgp.gradients import Stacked
     from privsgp.runs.problem import Problem
 
 
@@ -68,18 +67,34 @@ NUMBERS = 64  # of each message whose noise is compared with that of other messa
 SIDES = 8  # directions looked at per canary: its own, and some across it that show the same noise without the canary
 
 
-class Attacked(Trainer):
-    """A run with canaries, to whose nodes the neighbours send the lures back in turn."""
+class Attacked(Randomness):
+    """A run with canaries, to whose nodes the neighbours send the lures back in turn.
 
-    def __init__(self, spec: RunSpec, folder: Folder, canaries: Canaries, watch: Watcher | None = None) -> None:
-        self.canaries = canaries
-        super().__init__(spec, folder, watch)
+    It hands the run's own randomness to the algorithm, and reads along.
+    """
+
+    def __init__(self, spec: RunSpec, canaries: Canaries) -> None:
+        self.spec, self.canaries, learning = spec, canaries, spec.learning
+        self.randomness = NodeRandomness.of_run(spec)
+        self.secret = self.randomness.secret
+        self.layout = Layout.of(learning.model)
+        self.model = without_coins(copy.deepcopy(learning.model).to(spec.device, spec.dtype))
+        present = torch.ones(learning.inputs.shape[:2], dtype=torch.bool, device=learning.inputs.device)
+        present[:, : canaries.count] = torch.from_numpy(canaries.present)
+        self._taken = torch.zeros_like(present)
+        block = ZeroedOut(
+            mechanisms=spec.mechanisms, inputs=learning.inputs, targets=learning.targets, random=self,
+            gradient=stack(self.model, learning.loss, learning.made_up(), rules=spec.rules), step_size=spec.step_size,
+            present=present, taken=self._taken,
+        )  # fmt: skip
+        self.algorithm = spec.algorithm(block, spec.settings)
+        self.state = State.start(self.layout.flatten(self.model), spec.nodes)
         self.lures = canaries.lures(self.state.x[0], self.layout)
         self._lured = [self._canary_gradients(z) for z in self.lures]
         # What each message shows in each canary's column, in units of its σ: [n, sides, M] at each step. Side 0 is the
         # canary's own direction, the others are orthogonal to it; without the canary all are N(0, 1).
         self.scores: list[NDArray[np.float32]] = []
-        self.noise: list[NDArray[np.float32]] = []  # [n, NUMBERS] at each step, in units of σ
+        self.noises: list[NDArray[np.float32]] = []  # [n, NUMBERS] at each step, in units of σ
         self.sizes: list[NDArray[np.int64]] = []  # how many records each node drew, in groups: [n, GROUPS]
         self.counts = np.zeros(self._taken.shape, np.int64)  # how often each record was drawn, [n, J + 1]
         self.shift = np.zeros(spec.nodes)  # how far a canary moved a message at most, 1 being what is declared
@@ -88,29 +103,32 @@ class Attacked(Trainer):
         self._direction = _unit(self._gradient)
         self._coming: Tensor | None = None  # the canaries' gradients where the next step will take them
         self._bare = torch.zeros_like(self._before)  # the canaries' columns of the direction before noise
-        self._added: Tensor | None = None  # the nodes' noise of the step, where they share it
-        self.collusion = self._collusion()
+        self._added = self._bare  # the nodes' noise of the step
+        covariance, shared = spec.protection.covariance, spec.protection.mechanisms[0].shared
+        self.collusion = None  # what others know of each node's noise; None where they know none of it
+        if covariance is not None and shared is not None:
+            told = listen(self.randomness.node_noise, self._columns)
+            self.collusion = Collusion(covariance, shared.honest, told)
 
-    def _split(self, gradient: Stacked) -> list[slice]:
-        """Let all nodes go at once: the audit looks at what was added to all of them together."""
-        del gradient
-        return [slice(0, len(self.spec.here))]
+    def run(self, done: Callable[[int], None] = lambda _steps: None) -> None:
+        """Take all steps."""
+        current(self.spec.device)
+        refuse_coarser(self.spec)
+        self.algorithm.begin(self.state.z)
+        for k in range(self.spec.steps):
+            self.state = drive(self.algorithm.step(k, self.state), k, self._answer)
+            done(k + 1)
 
-    def _block(self, spec: RunSpec, gradient: Stacked, randomness: NodeRandomness) -> Block:
-        block = super()._block(spec, gradient, randomness)
-        present = torch.ones(block.inputs.shape[:2], dtype=torch.bool, device=block.inputs.device)
-        present[:, : self.canaries.count] = torch.from_numpy(self.canaries.present)
-        values = {field.name: getattr(block, field.name) for field in fields(block)}
-        values |= {"random": _WatchedRandomness(self), "recorded": as_it_is}
-        self._taken = torch.zeros_like(present)
-        return ZeroedOut(**values, present=present, taken=self._taken)
-
-    def _stepper(self) -> Callable[[int, State], Step]:
-        """Let the algorithm itself take the steps: what a GPU does in one kernel has no messages to look at."""
-        return self.algorithm.step
-
-    def _driver(self, sent: int = 0) -> RunDriver:
-        return _AttackDriver(self, sent)
+    def _answer(self, k: int, event: Event) -> tuple[Tensor, Tensor] | None:
+        """Look at every message that is released; nothing is mixed, since the adversary chooses what a node gets."""
+        if isinstance(event, Release):
+            self._look(k, event.message)
+        if not isinstance(event, Exchange):
+            return None
+        lure = k % len(self.lures)
+        x = event.w.to(self.lures.dtype)[:, None] * self.lures[lure]
+        self._coming, self._before = self._lured[lure], self._columns(x).clone()
+        return x, event.w
 
     def sample(self, k: int) -> list[Drawn]:
         """Choose where to look at this step: along the gradient, or along its change where that is what is sent."""
@@ -120,41 +138,25 @@ class Attacked(Trainer):
         self._taken.zero_()  # gradients may have been taken to fill a table
         return self.randomness.sample(k)
 
-    def _collusion(self) -> Collusion | None:
-        """Return what others know of each node's noise; None where they know none of it."""
-        covariance, shared = self.spec.protection.covariance, self.spec.protection.mechanisms[0].shared
-        if covariance is None or shared is None:
-            return None
-        told = listen(self.randomness.node_noise, self._columns)
-        return Collusion(covariance, shared.honest, told)
-
-    def add_noise(self, k: int, g: Tensor) -> None:
-        """Add the noise of step k, as the run does; keep what was there before, and noise that others know of."""
+    def noise(self, k: int, g: Tensor, node: int | None = None) -> None:
+        """Add the noise of step k, of all nodes at once; keep what was there before, and what was added."""
         self._bare = self._columns(g).clone()
-        self.randomness.noise(k, g)
-        self._added = None if self.collusion is None else self._columns(g) - self._bare
+        self.randomness.noise(k, g, node)
+        self._added = self._columns(g) - self._bare
 
-    def sent_back(self, k: int, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the nodes get back at step k: a lure."""
-        lure = k % len(self.lures)
-        x = w.to(self.lures.dtype)[:, None] * self.lures[lure]
-        self._coming = self._lured[lure]
-        self._before = self._columns(x).clone()
-        return x, w
-
-    def look(self, k: int, message: Tensor) -> None:
+    def _look(self, k: int, message: Tensor) -> None:
         """Turn each canary's column of y_i^k, the message being `_before` − γ_k y_i^k: its direction comes first."""
         step_size = self.spec.step_size(k)
-        if step_size > 0:  # a message that does not move says nothing
+        if step_size > 0 and message.isfinite().all():  # a message that does not move says nothing
             y = (self._before - self._columns(message)).double() / step_size
-            if self.collusion is not None and self._added is not None:
+            if self.collusion is not None:
                 y = y - self.collusion.known(k, self._added).to(y)
             releases = self.spec.protection.mechanisms
             sigma = torch.tensor([m.sigma for m in releases], device=y.device)[:, None, None]
             turned = _turn(y, self._direction)[:, :SIDES] / sigma
             self.scores.append(turned.float().cpu().numpy())
             noise = ((y - self._bare) / sigma).flatten(1)
-            self.noise.append(noise[:, :: -(-noise.shape[1] // NUMBERS)].float().cpu().numpy())
+            self.noises.append(noise[:, :: -(-noise.shape[1] // NUMBERS)].float().cpu().numpy())
             length = torch.linalg.vector_norm(self._bare.double(), dim=1).amax(1).cpu().numpy()
             self.shift = np.maximum(self.shift, length / [m.largest_shift for m in releases])
             taken = self._taken.cpu().numpy()
@@ -179,39 +181,6 @@ class Attacked(Trainer):
 
     def _columns(self, x: Tensor) -> Tensor:
         return first_layer(x, self.layout)[:, :, : self.canaries.count]
-
-
-class _AttackDriver(RunDriver):
-    """Does what the run does, looks at every message that is released, and sends back what the adversary chooses."""
-
-    def __init__(self, attacked: Attacked, sent: int) -> None:
-        super().__init__(attacked.transport, attacked.budget_guard, sent)
-        self.attacked = attacked
-
-    def __call__(self, k: int, event: Event) -> Any:  # noqa: ANN401
-        """Answer an event of step k; nothing is mixed, since a node gets back what the adversary chooses."""
-        if isinstance(event, Exchange):
-            return self.attacked.sent_back(k, event.w)
-        super().__call__(k, event)
-        if isinstance(event, Release):
-            self.attacked.look(k, event.message)
-        return None
-
-
-class _WatchedRandomness(Randomness):
-    """Draws what the run draws; the audit looks on."""
-
-    def __init__(self, attacked: Attacked) -> None:
-        self.attacked, self.secret = attacked, attacked.randomness.secret
-
-    def sample(self, k: int) -> list[Drawn]:
-        """Return the samples of step k."""
-        return self.attacked.sample(k)
-
-    def noise(self, k: int, g: Tensor, node: int | None = None) -> None:
-        """Add the noise of step k, of all nodes at once."""
-        del node
-        self.attacked.add_noise(k, g)
 
 
 def _unit(v: Tensor) -> Tensor:

@@ -13,9 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,19 +24,17 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.audit import attack as canary
 from privsgp.audit import statistics
 from privsgp.audit.attack import Attacked, Canaries
-from privsgp.engine.averaging import FinalModel
-from privsgp.engine.folder import Folder
-from privsgp.errors import Diverged, Refused, refuse_below_one
+from privsgp.errors import Refused, refuse_below_one
 from privsgp.files import finite
 from privsgp.runs import build
 from privsgp.runs import problem as problems
-from privsgp.runs import train as training
 from privsgp.runs.budgets import declared
 from privsgp.runs.resolve import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.audit.statistics import Scores
@@ -179,17 +175,16 @@ def _spec(config: Config, problem: problems.Problem) -> RunSpec:
             raise Refused(f"an audit of {type(mechanism).__name__}", "SampledMean, Saga and Sag can be audited")
         if not mechanism.sigma:
             raise Refused(f"privacy.sigma = 0 for node {i}", "without noise ε is infinite: there is nothing to audit")
-    # Momentum, weights, unit steps and averages are made of noised directions, and whoever knows them can take them
+    # Momentum, weights and averages are made of noised directions, and whoever knows them can take them
     # back: the audit looks at the directions as they are.
-    spec = dataclasses.replace(spec, momentum=0.0, weights=None, final_model=FinalModel())
-    return dataclasses.replace(spec, evaluate_every=spec.steps, checkpoint_every=spec.steps)
+    return dataclasses.replace(spec, momentum=0.0, weights=None)
 
 
 def _inside(spec: RunSpec, ran: list[Attacked], rng: np.random.Generator) -> list[dict[str, float]]:
     """Return for each node the tests of noise, coins and shifts that the audit read inside the runs."""
     mechanisms, shared = spec.protection.mechanisms, spec.protection.covariance is not None
     # What is left of shared noise at two nodes is correlated within a step, as declared.
-    correlation = statistics.correlation_p(np.concatenate([one.noise for one in ran]), same_step=not shared)
+    correlation = statistics.correlation_p(np.concatenate([one.noises for one in ran]), same_step=not shared)
     coins = [1.0] * spec.nodes
     if all(m.amplified for m in mechanisms):
         counts = np.sum([one.counts for one in ran], 0)
@@ -207,17 +202,9 @@ def _inside(spec: RunSpec, ran: list[Attacked], rng: np.random.Generator) -> lis
 def _run(spec: RunSpec, canaries: Canaries, number: int, done: Callable[[int], None]) -> Attacked:
     """Attack one run of several; a seeded one takes another seed each time."""
     spec = spec if spec.seed is None else dataclasses.replace(spec, seed=spec.seed + number)
-    with tempfile.TemporaryDirectory() as place:
-        folder = Folder(Path(place))
-        with folder.locked():
-            attacked = Attacked(spec, folder, canaries, lambda step, _row: done(number * spec.steps + step))
-            folder.prepare()
-            folder.identify(training.versions(), None)
-            with contextlib.suppress(Diverged):  # what was sent until then has been seen
-                attacked.run()
-            if attacked.stopping.asked:  # in its last step, which ends like any other run
-                raise KeyboardInterrupt
-            return attacked
+    attacked = Attacked(spec, canaries)
+    attacked.run(lambda step: done(number * spec.steps + step))
+    return attacked
 
 
 def _judge(

@@ -94,4 +94,4 @@ class NodeRandomness(Randomness):
     def _placed(self, values: Tensor) -> Tensor:
         """Copy to the device; from page-locked memory nobody has to wait for the copy."""
         device = self.spec.device
-        return values.pin_memory().to(device, non_blocking=True) if device_of(device).pins else values
+        return values.pin_memory().to(device, non_blocking=True) if device_of(device).has_cudnn else values

@@ -45,7 +45,7 @@ _LOG = logging.getLogger(__name__)
 
 def execution(gradient: Stacked, device: torch.device) -> Callable[[Direction, Kept], Direction]:
     """Return how lines 6 and 7 are run on a device where all nodes are here: recorded, or as they are."""
-    return Recorded if device_of(device).records and isinstance(gradient, Ruled) else as_it_is
+    return Recorded if device_of(device).has_cudnn and isinstance(gradient, Ruled) else as_it_is
 
 
 def chosen(algorithm: PushSum, graph: Graph, source: Keyed | Secure, x: Tensor) -> Callable[[int, State], Step]:

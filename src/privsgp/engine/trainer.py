@@ -274,7 +274,11 @@ class Trainer:
         return split(self.spec, gradient)
 
     def _in_groups(self, work: Callable[[Group], None]) -> None:
-        in_threads(work, self.groups)
+        """Do some work for each group, in a thread of its own; torch has all threads where there is one group."""
+        if len(self.groups) > 1:
+            in_threads(work, self.groups)
+        else:
+            work(self.groups[0])
 
     def _block(self, spec: RunSpec, gradient: Stacked, randomness: NodeRandomness) -> Block:
         return Block(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ class Piece(ABC):
     longer than `squared_norm` says by more than κ/2, now and scaled by a factor of at most 1.
     """
 
+    names: ClassVar[dict[str, str]] = {"delta": "delta", "input": "input"}  # of factors, in checkpoints
     delta: Tensor
 
     @property
@@ -73,7 +74,7 @@ class Product(Piece):
 
     def scale_(self, factor: Tensor) -> None:
         """Scale δ; where the factor is 0 both factors become 0, so that 0 · inf cannot come back as NaN."""
-        super().scale_(factor)
+        self.delta = scaled(self.delta, factor)
         if not self.input_is_data:
             self.input = self.input.masked_fill(beside(factor, self.input) == 0, 0)
 
@@ -117,6 +118,8 @@ class Outer(Product):
 
 class Plain(Piece):
     """Gradients kept as they are: `delta` [m, b, size]."""
+
+    names: ClassVar[dict[str, str]] = {"delta": "value"}
 
     @property
     def size(self) -> int:

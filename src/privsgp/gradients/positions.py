@@ -179,9 +179,7 @@ def _stacks(delta: Tensor, a: Tensor, w: Window) -> tuple[Tensor, Tensor]:
     """Return δ and the patches as matrices, one of each for every sample and group, whose products are gradients."""
     positions = delta[0, 0].numel()
     d = delta.reshape(len(delta) * w.groups, -1, positions)
-    plain = (w.kernel, w.stride, w.padding) == ((1, 1), (1, 1), (0, 0))
-    patches = a if plain else functional.unfold(a, w.kernel, w.dilation, w.padding, w.stride)
-    return d, patches.reshape(len(d), -1, positions).transpose(1, 2)
+    return d, _patches(a, delta.shape[-2:], w).reshape(len(d), -1, positions).transpose(1, 2)
 
 
 def _weight_sums(delta: Tensor, a: Tensor, w: Window) -> Tensor:
@@ -252,6 +250,17 @@ def _grouped(delta: Tensor, a: Tensor, shape: tuple[int, ...], w: Window, times:
     """Return the weight gradient of a convolution with so many times the groups."""
     weight: Tensor = conv2d_weight(a, shape, delta, w.stride, w.padding, w.dilation, times * w.groups)  # type: ignore[no-untyped-call]
     return weight
+
+
+def _patches(a: Tensor, positions: torch.Size, window: Window) -> Tensor:
+    """View what each position sees, [samples, in, kernel, kernel, h', w']; only the zeros around are copied.
+
+    `torch.nn.functional.unfold` took a tenth more of a small CNN's step.
+    """
+    a = _padded(a, window, 1)
+    step = [a.stride(-2), a.stride(-1)]
+    strides = [s * n for size in (window.dilation, window.stride) for s, n in zip(step, size, strict=True)]
+    return a.as_strided((*a.shape[:2], *window.kernel, *positions), (a.stride(0), a.stride(1), *strides))
 
 
 def _padded(a: Tensor, window: Window, times: int) -> Tensor:

@@ -85,13 +85,9 @@ def no_tf32(v: Tensor) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def through(a: Tensor, run: Run, back: Back, *kept: Tensor) -> Tensor:
-    """Return run(a), with the gradient back(δ, *kept) for `a` alone: a layer's parameters have one for each sample."""
-    out: Tensor = _Through.apply(a, run, back, *kept)  # type: ignore[no-untyped-call]
-    return out
+class Through(torch.autograd.Function):
+    """run(a), with the gradient back(δ, *kept) for `a` alone: a layer's parameters have one for each sample."""
 
-
-class _Through(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, a: Tensor, run: Run, back: Back, *kept: Tensor) -> Tensor:
         """Run the layer; torch refuses the way back if what is kept has changed meanwhile."""

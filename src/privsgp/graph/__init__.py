@@ -1,11 +1,9 @@
 """Who sends which share to whom at step `k`: the networks, the paper's assumptions on them, and what they cost."""
 
-from privsgp.graph.assumptions import check, check_symmetric
-from privsgp.graph.convergence import Constants, Lemma, constants
-from privsgp.graph.edges import Edges
+from privsgp.graph.assumptions import Constants, Lemma, check, check_symmetric, constants
 from privsgp.graph.families import GRAPHS, NAMES, make, unconnected
 from privsgp.graph.picture import draw, table
-from privsgp.graph.sequences import Graph, from_networkx
+from privsgp.graph.sequences import Edges, Graph, from_networkx
 
 __all__ = [
     "GRAPHS", "NAMES", "Constants", "Edges", "Graph", "Lemma", "check", "check_symmetric", "constants", "draw",

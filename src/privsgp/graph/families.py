@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privsgp.errors import Refused
-from privsgp.graph.edges import Edges, uniform
-from privsgp.graph.sequences import Cyclic, Graph
+from privsgp.graph.sequences import Cyclic, Edges, Graph, uniform
 from privsgp.options import Count, Options, option
 
 if TYPE_CHECKING:

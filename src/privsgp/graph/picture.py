@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from privsgp.errors import Refused
 from privsgp.files import write
-from privsgp.graph.convergence import constants
+from privsgp.graph.assumptions import constants
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from privsgp.graph.sequences import Graph
 
@@ -28,22 +28,17 @@ def draw(graph: Graph, path: str | Path) -> None:
     """Write the first steps of a graph to an .svg file, each step in its colour."""
     if Path(path).suffix != ".svg":
         raise Refused(f"the picture {str(path)!r} is no .svg file", "give it a name that ends in .svg")
-    drawn = circle(graph, range(first_steps(graph))).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     try:
-        write(Path(path), drawn + "\n")
+        write(Path(path), _circle(graph) + "\n")
     except OSError as error:
         raise Refused(f"the picture {str(path)!r} cannot be written: {error}", "name a folder that exists") from error
 
 
-def first_steps(graph: Graph) -> int:
-    """Return how many steps a picture shows: a period, if that is short, and four if the graph never repeats."""
-    return min(graph.period or 4, _MOST)
-
-
-def circle(graph: Graph, steps: Sequence[int]) -> str:
-    """Return one drawing of some steps together, in the colour of the text around it."""
-    frame = f'viewBox="0 0 {_SIZE} {_SIZE}" role="img" aria-label="Sites on a circle, an arrow for each message"'
-    parts = [line for k in steps for line in _step(graph, k)]
+def _circle(graph: Graph) -> str:
+    """Return a drawing of a period, of eight steps of a longer one, or of four if the graph never repeats."""
+    named = 'role="img" aria-label="Sites on a circle, an arrow for each message"'
+    frame = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_SIZE} {_SIZE}" {named}'
+    parts = [line for k in range(min(graph.period or 4, _MOST)) for line in _step(graph, k)]
     for i in range(graph.nodes):
         at, label = _place(graph, i), _place(graph, i, 1.13)
         parts.append(f'<circle cx="{at.real:.1f}" cy="{at.imag:.1f}" r="{min(5, 120 / graph.nodes + 1):.1f}"/>')

@@ -13,17 +13,24 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from privsgp.kernels.philox import quarter
-
 if TYPE_CHECKING:
     from torch import Tensor
 
 _BLOCK = 512
 
 
+def quarter(columns: int) -> int:
+    """Return Q, the number of draws of a row of d columns. One gives the normals of p, p + Q, p + 2Q and p + 3Q.
+
+    Philox4x32-10 (Salmon and others, 2011) has the counter (place, node, step, attempt), and its key comes from the
+    seed. Neighbouring threads touch neighbouring memory.
+    """
+    return 32 * -(-columns // 128)
+
+
 @triton.jit
 def _box_muller(u, v):
-    # Words come as uint32; see `philox` for the formula.
+    # Words come as uint32; (word + ½) / 2³² keeps all bits where u is small.
     radius = tl.sqrt(-2.0 * tl.log(u.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10))
     angle = v.to(tl.float32) * 1.4629180792671596e-09
     return radius * tl.cos(angle), radius * tl.sin(angle)
@@ -140,7 +147,7 @@ def mix(x: Tensor, w: Tensor, *, out: tuple[Tensor, Tensor, Tensor], source: Ten
 
 
 def fill_normal(out: Tensor, nodes: Tensor, key: Tensor, step: int, attempt: int) -> None:
-    """Do what `philox.fill_normal` does, on the device, without a host synchronisation."""
+    """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`, without a host synchronisation."""
     m, d = out.shape
     q = quarter(d)
     _fill[m, triton.cdiv(q, _BLOCK)](out, nodes, key, d, q, step, attempt, BLOCK=_BLOCK)

@@ -105,12 +105,9 @@ class Plan:
         c, n = self.chosen, self.network
         return {
             "version": VERSION,
-            "steps": c.steps,
-            "step_size": c.step_size,
-            "batch": c.batch,
+            **self._method(c),
             "algorithm": c.method.algorithm,
             "difference_clip": c.method.settings.difference_clip,
-            "difference_scale": c.scale,
             "why": self.why,
             "asked": self.asked,
             "estimated_on": asdict(self.source) | {"words": self.source.text},
@@ -119,7 +116,6 @@ class Plan:
             "epsilon": [epsilon for epsilon, _ in n.budgets],
             "delta": [delta for _, delta in n.budgets],
             "weights": n.weights,
-            "noise_in_average": self.deviation(c),
             "pairwise": self.shared,
             "rehearsal_score": c.score,
             "bytes_sent_per_node": self.bytes_sent,

@@ -51,11 +51,7 @@ WEIGHTS = 60_000
 LARGEST = 2_000_000  # weights of a model that can still be rehearsed in seconds
 
 
-def _silently(_words: str) -> None:
-    """Say nothing."""
-
-
-def make(config: Config, problem: Problem, data_dir: Path | None = None, *, say: Say = _silently) -> Plan:
+def make(config: Config, problem: Problem, data_dir: Path | None = None, *, say: Say = lambda _words: None) -> Plan:
     """Plan a run: what is "auto" in the configuration is chosen, the rest is taken as it is.
 
     `say` gets a line for each stage.
@@ -191,7 +187,7 @@ def settle(
     resume: bool,
     world: World | None = None,
     data_dir: Path | None = None,
-    say: Say = _silently,
+    say: Say = lambda _words: None,
 ) -> tuple[Config, dict[str, Any] | None]:
     """Return the configuration without "auto", and the plan that settled it (None if there was none).
 
@@ -267,24 +263,19 @@ def _values(config: Config, plan: Plan) -> dict[str, Any]:
 
 
 def described(plan: dict[str, Any]) -> str:
-    """Say in a line what was chosen, what the configuration gave, and why this method where it was chosen too."""
-    asked = plan["asked"]
-    mean = {"theory": " = √(n/K)", "schedule": " on average"}.get(asked["step_size"], "")
+    """Say in a line what was chosen, and why this method where it was chosen too."""
     words = {
-        "name": plan["algorithm"],
+        "name": f"{plan['algorithm']} ({plan['why']})",
         "steps": f"{plan['steps']:,} steps",
-        "step_size": f"step size {plan['step_size']:.3g}{mean}",
+        "step_size": f"step size {plan['step_size']:.3g}",
         "batch": f"batch {plan['batch']:g}",
         "weights": "equal weights" if plan["weights"] is None else "weights by noise",
     }
-    given = ", ".join(words[key] for key in AUTO[:-1] if asked[key] != "auto")
-    parts = [", ".join(words[key] for key in AUTO if asked[key] == "auto")]
-    parts += [f"given: {given}"] if given else []
-    parts += [plan["why"]] if asked["name"] == "auto" else []
-    return "; ".join([*parts, f"estimated on {plan['estimated_on']['words']}"])
+    chosen = ", ".join(words[key] for key in AUTO if plan["asked"][key] == "auto")
+    return f"{chosen}; estimated on {plan['estimated_on']['words']}"
 
 
-def plan(config: Config, data_dir: Path | None = None, *, say: Say = _silently) -> Plan:
+def plan(config: Config, data_dir: Path | None = None, *, say: Say = lambda _words: None) -> Plan:
     """Plan a configuration as if its steps and step size were open, which is what one asks a planner about."""
     open_ = ("steps", "step_size", *config.algorithm.auto)
     if "name" not in open_ and config.algorithm.name not in PLANNED:

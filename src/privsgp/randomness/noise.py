@@ -173,7 +173,7 @@ class Keyed(Streams):
         return Keyed(int.from_bytes(digest[:16]))
 
     def philox_key(self, device: torch.device) -> torch.Tensor:
-        """Return the key of the noise that a GPU draws (see `privsgp.kernels.philox`), one int64 on the device."""
+        """Return the key of the noise that a GPU draws (see `privsgp.kernels.push`), one int64 on the device."""
         if device not in self._philox:
             digest = hashlib.blake2b(f"privsgp 1 noise philox {self.seed}".encode()).digest()
             self._philox[device] = torch.tensor([int.from_bytes(digest[:8]) >> 1], device=device)
@@ -205,15 +205,14 @@ class Keyed(Streams):
     def _device_normals(self, out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
         """Draw on the device itself, by a generator that was made for it."""
         _refuse_wide(step=step, attempt=attempt)
-        key = self.philox_key(out.device)
-        if out.is_contiguous() and have_triton():
+        here, key = torch.tensor(list(nodes), device=out.device), self.philox_key(out.device)
+
+        def kernel(rows: torch.Tensor) -> None:
             from privsgp.kernels import push
 
-            push.fill_normal(out, torch.tensor(list(nodes), device=out.device), key, step, attempt)
-        else:
-            from privsgp.kernels import philox
+            push.fill_normal(rows, here, key, step, attempt)
 
-            philox.fill_normal(out, int(key), nodes, step, attempt)
+        _fill_device(out, out.dtype, kernel)
 
 
 def _real(out: torch.Tensor) -> type[np.floating[Any]]:
@@ -226,7 +225,7 @@ def _device_key(drawn: Streams, device: torch.device) -> torch.Tensor:
     It is the draw's own: that of the source may be another thread's already.
     """
     key = torch.from_numpy(np.frombuffer(drawn._keys["noise"], "<i4").copy())
-    return key.pin_memory().to(device, non_blocking=True) if device_of(device).pins else key.to(device)
+    return key.pin_memory().to(device, non_blocking=True) if device_of(device).has_cudnn else key.to(device)
 
 
 @lru_cache(8)
@@ -271,12 +270,8 @@ class Secure(Streams):
         nodes, drawn = self._claim_all("noise", nodes, step, attempt)
         if device_of(out).in_host_memory:
             drawn._fill(out.numpy(), nodes, (step, attempt), np.float64)
-        elif out.dtype == torch.float64 and out.is_contiguous() and out.shape[1] < LONGEST and have_triton():
-            self._device_normals(out, nodes, step, attempt, drawn)
         else:
-            host = np.empty(out.shape)
-            drawn._fill(host, nodes, (step, attempt), np.float64)
-            out.copy_(torch.from_numpy(host))
+            _fill_device(out, torch.float64, lambda rows: self._device_normals(rows, nodes, step, attempt, drawn))
 
     def add_(
         self, g: torch.Tensor, nodes: Sequence[int], step: int, attempt: int, sigma: npt.NDArray[np.float64]
@@ -419,6 +414,20 @@ def _spacing(sigma: float) -> float:
     if not SIGMAS[0] <= sigma <= SIGMAS[1]:
         raise Refused(f"sigma = {sigma}", "take noise between 2^-900 and 2^900: float64 has no room for its grid")
     return 2.0 ** (round(math.log2(sigma)) - _GRID_BITS)
+
+
+def _fill_device(out: torch.Tensor, dtype: torch.dtype, kernel: Callable[[torch.Tensor], None]) -> None:
+    """Let a kernel fill `out`, or contiguous rows of its own precision that are copied there."""
+    if not have_triton() or out.shape[1] >= LONGEST:
+        raise Refused(
+            f"noise of {out.shape[1]:,} numbers a node on {out.device}",
+            f"install Triton; a GPU draws fewer than {LONGEST:,} numbers a node, and engine.device = 'cpu' any number",
+        )
+    fits = out.is_contiguous() and out.dtype == dtype
+    rows = out if fits else torch.empty(out.shape, dtype=dtype, device=out.device)
+    kernel(rows)
+    if rows is not out:
+        out.copy_(rows)
 
 
 def _refuse_wide(**fields: int) -> None:

@@ -10,24 +10,16 @@ import os
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from rich import progress as bars
 from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
-from privsgp import metrics
-from privsgp.accounting.shown import down, small, up
+from privsgp.accounting.shown import bound, down, small, up
 from privsgp.errors import visible
 
 if TYPE_CHECKING:
@@ -39,7 +31,6 @@ if TYPE_CHECKING:
     from privsgp.accounting.statements import Statement
     from privsgp.audit.audit import AuditReport
     from privsgp.engine.trainer import Watcher
-    from privsgp.options import Key
     from privsgp.planner.record import Plan
     from privsgp.runs.views import RunView
 
@@ -110,62 +101,56 @@ _PAUSE = 30.0  # seconds between two lines about progress in a log
 _FIRST = "before the first step: certifying the noise, which takes longest the first time"
 
 
-def _counting(*, transient: bool, quiet: bool = False) -> Progress:
-    """Return a bar on stderr that shows a description, how much is done, and the time left."""
-    said = TextColumn("{task.description}", markup=False)
-    columns = [MofNCompleteColumn(), BarColumn(), said, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()]
-    return Progress(*columns, console=err, transient=transient, disable=quiet)
+@contextmanager
+def _progress(words: str, steps: int | None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
+    """Show on stderr what is done, for how long, and how far it is if anybody knows how much there is to do."""
+    said = [bars.TextColumn("{task.description}", markup=False), bars.TimeElapsedColumn()]
+    if steps is None:
+        columns = [bars.SpinnerColumn(), *said]
+    else:
+        left = [bars.TextColumn("left"), bars.TimeRemainingColumn()]
+        columns = [bars.MofNCompleteColumn(), bars.BarColumn(), *said, *left]
+    with bars.Progress(*columns, console=err, transient=True, disable=quiet) as progress:
+        yield partial(progress.update, progress.add_task(visible(words), total=steps))
 
 
 @contextmanager
 def bar(steps: int, *, quiet: bool = False) -> Iterator[Watcher]:
     """Show steps, accuracy and time left; the training loss only where the engine measured it."""
-    with _counting(transient=not err.is_terminal, quiet=quiet) as progress:
-        task = progress.add_task(_FIRST, total=steps)
-        yield lambda step, row: progress.update(task, completed=step, description=figures(row or {}))
+    with _progress(_FIRST, steps, quiet=quiet) as update:
+        yield lambda step, row: update(completed=step, description=figures(row or {}))
 
 
 @contextmanager
 def stage(words: str, steps: int) -> Iterator[Callable[[int], None]]:
     """Show how far many runs are, all their steps together, on stderr; in a log, by a line now and then."""
-    if not err.is_terminal:
-        yield _in_lines(words, steps)
-        return
-    with _counting(transient=True) as progress:
-        task = progress.add_task(visible(words), total=steps)
-        yield lambda done: progress.update(task, completed=done)
-
-
-def _in_lines(words: str, steps: int) -> Callable[[int], None]:
     last = -math.inf
 
-    def watch(done: int) -> None:
+    def in_lines(done: int) -> None:
         nonlocal last
         if time.monotonic() - last >= _PAUSE:
             last = time.monotonic()
             err.print(f"{words}: {done} of {steps}", soft_wrap=True)
 
-    watch(0)
-    return watch
+    if not err.is_terminal:
+        in_lines(0)
+        yield in_lines
+        return
+    with _progress(words, steps) as update:
+        yield lambda done: update(completed=done)
 
 
 @contextmanager
 def doing(words: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """Show what is being computed, and for how long, on stderr, where nobody knows how much there is to do."""
-    columns = [SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()]
-    with Progress(*columns, console=err, transient=True, disable=quiet) as progress:
-        task = progress.add_task(visible(words), total=None)
-        yield lambda now: progress.update(task, description=visible(now))
+    with _progress(words, None, quiet=quiet) as update:
+        yield lambda now: update(description=visible(now))
 
 
 def figures(row: dict[str, Any]) -> str:
     """Write the few numbers of an evaluation that stand beside a bar."""
-    words = []
-    if row.get("test_accuracy") is not None:
-        words.append(f"accuracy {row['test_accuracy']:.1%}")
-    if row.get("train_loss") is not None:
-        words.append(f"loss {row['train_loss']:.3f}")
-    return "  ".join(words)
+    shown = {"test_accuracy": "accuracy {:.1%}", "train_loss": "loss {:.3f}"}
+    return "  ".join(words.format(row[name]) for name, words in shown.items() if row.get(name) is not None)
 
 
 def show_table(
@@ -200,13 +185,6 @@ def show(title: str, rows: Sequence[tuple[str, str]]) -> None:
     show_table(title, (), rows, words=())
 
 
-def show_keys(section: str, whose: str, found: list[Key]) -> None:
-    """Print the keys of a section of run.toml, or those that one of its components brings."""
-    title = section + (f" with {whose}" if whose else "")
-    head = ("key", "values", "default", "meaning")
-    show_table(title, head, found, words=head)
-
-
 def show_plan(plan: Plan) -> None:
     """Print a plan, and what it asks of each site."""
     show("plan", plan.rows())
@@ -218,42 +196,18 @@ def show_plan(plan: Plan) -> None:
     show_lines(plan.warnings)
 
 
-def show_formula(found: dict[str, Any]) -> None:
-    """Print the paper's bound at its best K."""
-    from privsgp.planner.theorems import formula_rows
-
-    show("plan", formula_rows(found))
-    show_lines(found["warnings"])
-
-
 def show_run(view: RunView) -> None:
     """Print a finished run."""
     show(view.summary["name"], view.facts)
-    show_lines(view.notes)
-
-
-def show_metrics(title: str, found: dict[str, Any]) -> None:
-    """Print metrics, each with what a guess without a model gets."""
-    from privsgp.runs.views import metric_rows, with_guess
-
-    show(title, [(label, with_guess(value, base)) for label, value, base in metric_rows(found)])
-    show_lines(found.get(metrics.DULL) or ())
 
 
 def show_audit(report: AuditReport) -> None:
     """Print what an attack found about each node."""
     title = f"audit of {report.name}: {report.algorithm}, {report.steps} steps, {report.canaries} canaries a node"
     head = ("node", "ε claimed", "ε certified", "ε ≥", "alarm")
-    rows = [
-        (
-            str(n.node),
-            up(n.epsilon_claimed),
-            up(n.epsilon_certified),
-            f"{n.white_box:.4g}",
-            "; ".join(n.alarms) or "none",
-        )
-        for n in report.nodes
-    ]
+    epsilons = [(up(n.epsilon_claimed), up(n.epsilon_certified), f"{n.white_box:.4g}") for n in report.nodes]
+    alarms = ["; ".join(n.alarms) or "none" for n in report.nodes]
+    rows = [(str(n.node), *found, alarm) for n, found, alarm in zip(report.nodes, epsilons, alarms, strict=True)]
     show_table(title, head, rows, words=["alarm"])
     verdict = "ALARM: not as private as claimed" if report.alarm else "no alarm"
     out.print(f"{verdict}, at {100 * report.confidence:g} % confidence, {report.observations} observations a node")
@@ -267,10 +221,8 @@ def show_statements(statements: Sequence[Statement]) -> None:
         state = ("finished" if s.complete else "open") + (", simulation" if s.simulation else "")
         state += f", only sums of {s.aggregated} nodes seen" if s.aggregated > 1 else ""
         state += f", if {s.honest} nodes are honest" if s.honest else ""
-        epsilon = "no finite bound" if math.isinf(s.epsilon) else up(s.epsilon)
-        budget = "–" if s.budget is None else up(s.budget)
-        named = f"{s.node} {s.site}".strip()
-        rows.append((named, str(s.runs), str(s.releases), epsilon, budget, up(s.delta), s.relation, state))
+        epsilons = (bound(s.epsilon), "–" if s.budget is None else up(s.budget), up(s.delta))
+        rows.append((f"{s.node} {s.site}".strip(), str(s.runs), str(s.releases), *epsilons, s.relation, state))
     head = ("node", "runs", "releases", "ε spent", "ε budget", "δ", "relation", "state")
     show_table("ledgers, every line checked", head, rows, words=["state"])
 
@@ -281,13 +233,11 @@ def show_budget(found: Sequence[DataSet], limit: float | None) -> None:
     rows, runs = [], []
     for number, one in enumerate(found, 1):
         total, entries = one.spent.epsilon, one.entries
-        spent = "no finite bound" if math.isinf(total) else up(total)
         left = "–" if limit is None else down(max(0.0, limit - total))
         data = ", ".join(sorted({f"{entry.data} (node {entry.node})" for entry in entries}))
-        rows.append((f"{number}: {data}", f"{one.records:,}", spent, small(one.spent.delta), one.relation, left))
+        rows.append((f"{number}: {data}", f"{one.records:,}", bound(total), small(one.spent.delta), one.relation, left))
         for entry in entries:
-            epsilon = "no finite bound" if entry.epsilon is None else up(entry.epsilon)
-            counted = "simulation: not counted" if entry.simulation else epsilon
+            counted = "simulation: not counted" if entry.simulation else bound(entry.epsilon)
             agreed = ", ".join(entry.sites) or "this user"
             runs.append((str(number), entry.started, entry.command, entry.name, counted, small(entry.delta), agreed))
     show_table("budget book: for the record that has spent most", head, rows, words=["data set"])

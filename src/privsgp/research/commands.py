@@ -15,7 +15,7 @@ import typer
 
 from privsgp import later
 from privsgp.cli_data import Changes, DataDir, Json, configured, listed, note, numbers, one_of
-from privsgp.errors import Refused
+from privsgp.errors import Refused, refuse_below_one
 from privsgp.files import finite
 from privsgp.report.terminal import err, show, stage, tell
 
@@ -49,13 +49,7 @@ def compare(
     changes: Changes = None,
     seeds: Annotated[int, typer.Option(help="Runs of every method that are reported.")] = 3,
     tuning_seeds: Annotated[int, typer.Option(help="Runs of every step size that is tried, with other seeds.")] = 1,
-    step_sizes: Annotated[
-        str,
-        typer.Option(
-            help="The common grid, numbers with commas between; default: around the config's step size. Where a method "
-            "is best at an end of it, its grid is extended there, up to three times."
-        ),
-    ] = "",
+    step_sizes: Annotated[str, typer.Option(help="Numbers with commas between; default: around the config's.")] = "",
     jobs: Jobs = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Default runs/<name>-compare.")] = None,
     data_dir: DataDir = None,
@@ -70,16 +64,14 @@ def compare(
     from privsgp.research.bench import Bench
     from privsgp.research.shown import show_comparison
 
-    place = folder or Path("runs") / f"{settings.name}-compare"
-    names = listed(algorithms)
+    place, names = folder or Path("runs") / f"{settings.name}-compare", listed(algorithms)
     if moved := comparing.moved(settings, names):
         note(f"on a ring, not on graph.name = {settings.graph.name!r}: {', '.join(moved)} (links must go both ways)")
+    refuse_below_one(seeds=seeds, tuning_seeds=tuning_seeds)
     bench = Bench(place, data_dir, jobs, stage)
     with _going_on(), Folder(place).locked():
-        told = comparing.compare(
-            settings, names, bench, seeds=seeds, tuning_seeds=tuning_seeds,
-            step_sizes=numbers("step-sizes", step_sizes),
-        )  # fmt: skip
+        grid = numbers("step-sizes", step_sizes)
+        told = comparing.compare(settings, names, bench, seeds=seeds, tuning_seeds=tuning_seeds, step_sizes=grid)
         write_json(place / "comparison.json", told)
         picture.draw_comparison(told, place / "comparison.png")
     tell(told, show_comparison, told, as_json=as_json)
@@ -96,9 +88,7 @@ def reproduce(
     data_dir: Annotated[Path | None, typer.Option(help="Where MNIST and CIFAR-10 lie (or PRIVSGP_DATA).")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     jobs: Jobs = None,
-    max_steps: Annotated[
-        int | None, typer.Option(help="Leave out curves with more steps; a claim about one is not judged.")
-    ] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Leave out curves with more steps.")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, for every curve.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -110,6 +100,7 @@ def reproduce(
         claims = [{"name": figure, "claim": claim} for figure, claim in listing()]
         tell(claims, show, "figures", listing(), as_json=as_json)
         return
+    refuse_below_one(seeds=seeds, max_steps=max_steps)
     one_of("scale", scale, SCALES)
     one_of("mode", mode, (*MODES, "both"))
     names = NAMES if name == "all" else [name]
@@ -120,13 +111,10 @@ def reproduce(
     from privsgp.research.bench import Bench
     from privsgp.research.shown import show_figure
 
-    bench = Bench(folder, data_dir, jobs, stage)
+    bench, changed = Bench(folder, data_dir, jobs, stage), [f"engine.device={device}", *(changes or [])]
     with _going_on(), Folder(folder).locked():
         for one, m in [(one, m) for one in names for m in MODES if mode in (m, "both")]:
-            told = figures.reproduce(
-                one, bench, scale=scale, mode=m, seeds=seeds, max_steps=max_steps,
-                changes=[f"engine.device={device}", *(changes or [])],
-            )  # fmt: skip
+            told = figures.reproduce(one, bench, scale, m, seeds=seeds, max_steps=max_steps, changes=changed)
             figures.save(told, folder)
             tell(told, show_figure, told, as_json=as_json)
 
@@ -136,9 +124,7 @@ def tune(
     public: Annotated[str, typer.Option(help="What to search on: synthetic, a data set's name, or a file.")],
     changes: Changes = None,
     data_dir: DataDir = None,
-    save: Annotated[Path, typer.Option("--out", help="Where the configuration with what was found goes.")] = Path(
-        "tuned.toml"
-    ),
+    save: Annotated[Path, typer.Option("--out", help="The configuration that was found.")] = Path("tuned.toml"),
     trials: Annotated[int, typer.Option(help="The most combinations to try.")] = 60,
     as_json: Json = False,
 ) -> None:

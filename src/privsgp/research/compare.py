@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp import metrics
 from privsgp.algorithms import ALGORITHMS
-from privsgp.devices import device_name
-from privsgp.errors import Refused, refuse_below_one
+from privsgp.errors import Refused
 from privsgp.research.provenance import provenance
 from privsgp.runs.config import Config, Schedule
 
@@ -79,14 +78,15 @@ def compare(
     Guarantee: every row's ε is certified, for runs whose parameters were fixed ahead.
     Assumes: simulation. The choice of the step size looks at results and is not counted.
     """
-    _refuse_impossible(config, algorithms, seeds, tuning_seeds, step_sizes)
+    _refuse_impossible(config, algorithms, step_sizes)
     names = dict.fromkeys([*algorithms, *(["local"] if "local" in ALGORITHMS else [])])
     grid = sorted(set(step_sizes)) or [factor * base_step_size(config) for factor in FACTORS]
     methods = {name: method(config, name) for name in names}
+    about = provenance(config.engine.device)  # refuses a device that is not there, before anything runs
     found = rows(methods, grid, bench, seeds=seeds, tuning_seeds=tuning_seeds)
     return {
         "format": "privsgp-comparison", "version": VERSION, "simulation": True, "note": NOTE,
-        **provenance(config.engine.device), "config": config.model_dump(mode="json"),
+        **about, "config": config.model_dump(mode="json"),
         "rows": [row.as_json() for row in found],
     }  # fmt: skip
 
@@ -154,14 +154,10 @@ def with_step_size(config: Config, step_size: float) -> Config:
     return config.with_algorithm(step_size=step_size)
 
 
-def _refuse_impossible(
-    config: Config, algorithms: Sequence[str], seeds: int, tuning_seeds: int, step_sizes: Sequence[float]
-) -> None:
+def _refuse_impossible(config: Config, algorithms: Sequence[str], step_sizes: Sequence[float]) -> None:
     unknown = [name for name in algorithms if name not in ALGORITHMS]
     if unknown or not algorithms:
         raise Refused(f"--algorithms {', '.join(unknown)}", f"take some of {', '.join(ALGORITHMS)}")
-    if config.seed is None:
-        raise Refused("a comparison without a seed", "it is a simulation: give the config a seed (seed = 0)")
     if config.algorithm.auto:
         raise Refused(
             f"algorithm.{config.algorithm.auto[0]} = 'auto' in a comparison",
@@ -174,12 +170,8 @@ def _refuse_impossible(
         )
     if config.privacy.epsilon is None:
         raise Refused(f"privacy.sigma = {config.privacy.sigma} in a comparison", "give the budget all share: epsilon")
-    refuse_below_one(seeds=seeds, tuning_seeds=tuning_seeds)
-    device_name(config.engine.device)  # refused here too, though every run may be done already
     if len(set(step_sizes)) == 1:
         raise Refused(f"--step-sizes {step_sizes[0]}", "give at least two, or none for a grid around the config's own")
-    for step_size in step_sizes:
-        with_step_size(config, step_size)
 
 
 def _best(tried: dict[float, Several]) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from privsgp.accounting import rdp
+from privsgp.accounting import accountant, rdp
 from privsgp.accounting.counting import C2
 from privsgp.accounting.curve import bisect
 from privsgp.accounting.mechanisms import Mechanism, Saga, SampledMean
@@ -64,10 +64,7 @@ def _check(mechanism: Mechanism, steps: int, delta: float, c2: float, algorithm:
             f"accountant = 'published' with difference_scale = {mechanism.difference_scale:g}",
             "take difference_scale = 1: the formula is about the paper's estimator",
         )
-    if steps < 0:
-        raise Refused(f"steps = {steps}", "the number of steps is at least 0")
-    if not 0 < delta < 1:
-        raise Refused(f"delta = {delta}", "take 0 < delta < 1")
+    accountant.check(steps, delta, "zero-out")
     if not 0 < c2 < math.inf:
         raise Refused(f"c2 = {c2}", "take a finite number above 0")
 

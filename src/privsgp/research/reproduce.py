@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from privsgp import data, files
-from privsgp.devices import device_name
-from privsgp.errors import Refused, refuse_below_one
+from privsgp.errors import Refused
 from privsgp.research import compare, picture
 from privsgp.research.claims import Found
 from privsgp.research.figures import SETTINGS, Curve, Figure, Setting, known
@@ -38,9 +37,9 @@ TEST = 1000  # test samples of a small copy
 def reproduce(
     name: str,
     bench: Bench,
-    *,
     scale: str = "small",
     mode: Accountant = "published",
+    *,
     seeds: int = 2,
     changes: Sequence[str] = (),
     max_steps: int | None = None,
@@ -53,14 +52,12 @@ def reproduce(
     Assumes: simulation.
     """
     figure, setting = known(name), SETTINGS[_data(name), scale]
-    refuse_below_one(seeds=seeds, max_steps=max_steps)
     planned = figure.curves(setting, mode)
     curves = [c for c in planned if max_steps is None or c.values["algorithm"]["steps"] <= max_steps]
     if not curves:
         raise Refused(f"--max-steps {max_steps}", f"{name} has no curve with so few steps")
     chosen = {curve.key: configs.parse(curve.values, changes) for curve in curves}
-    device = chosen[curves[0].key].engine.device
-    device_name(device)  # refused here too, though every run may be done already
+    about = provenance(chosen[curves[0].key].engine.device)  # refuses a device that is not there, before anything runs
     out, data_dir = bench.out / f"{name}-{mode}-{scale}", bench.data_dir
     if setting.samples is not None and any(config.data.name == setting.file for config in chosen.values()):
         small_copy(setting.data, setting.samples, out / "data" / setting.file, data_dir)
@@ -76,7 +73,7 @@ def reproduce(
         "mode": mode,
         "seeds": seeds,
         "changes": list(changes),
-        **provenance(device),
+        **about,
         "curves": [_told(curve, runs[curve.key]) for curve in curves],
     })  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -149,15 +150,12 @@ def calibrate_nodes(
     if graph is not None:
         mechanisms = [Shared(m, config.honest, graph.partners) for m in mechanisms]
 
-    world = world or World()
+    world, needed = world or World(), functools.cache(Count.sigma)  # nodes that are alike need the same
     if allowance is not None:
-        found: dict[Any, float] = {}  # nodes that are alike need the same
 
         def calibrated(i: int) -> float:
-            asked = mechanisms[i], max(1, allowance[i]), budgets[i], deltas[i]
-            if (key := (counts[i], *asked)) not in found:
-                found[key] = counts[i].sigma(*asked)
-            return found[key] if graph is None else found[key] * _ROOM
+            found = needed(counts[i], mechanisms[i], max(1, allowance[i]), budgets[i], deltas[i])
+            return found if graph is None else found * _ROOM
 
         here = blocks(n, world.size)[world.rank]
         own = world.all_or_none(lambda: [calibrated(i) for i in here])
@@ -167,26 +165,28 @@ def calibrate_nodes(
             all_sigmas = [max(all_sigmas)] * n  # each node is counted as if all added as much noise as it does
         mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, all_sigmas, strict=True)]
 
-    covariance = None
+    covariance, curve = None, None
     if graph is not None:
         covariance = share_noise(config, graph, samples, [m.sigma for m in mechanisms], world, agreed)
         least, worth = min(covariance.own_sigma), covariance.effective(config.honest)
         bases = [m.changed(coordinates=coordinates, sigma=sigma) for m, sigma in zip(bare, worth, strict=True)]
-        mechanisms = [Shared(m, config.honest, graph.partners, least) for m in bases]
+        shared = [Shared(m, config.honest, graph.partners, least) for m in bases]
+        mechanisms, curve = list(shared), functools.partial(_curve, covariance, shared, counts, deltas)
 
     def epsilon(node: int, releases: int) -> float:
         return counts[node].epsilon(mechanisms[node], releases, deltas[node])
 
-    def curve(node: int, releases: int) -> list[tuple[int, float]]:
-        count, delta, shared = counts[node], deltas[node], mechanisms[node].shared
-        assert covariance is not None  # noqa: S101
-        assert shared is not None  # noqa: S101
-        return trust_curve(covariance, node, shared, lambda m: count.epsilon(m, releases, delta))
-
     return Protection(
-        mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon, earlier,
-        covariance, None if covariance is None else curve,
-    )  # fmt: skip
+        mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon, earlier, covariance, curve
+    )
+
+
+def _curve(
+    covariance: PairwiseCovariance, shared: Sequence[Shared], counts: Sequence[Count], deltas: Sequence[float],
+    node: int, releases: int,
+) -> list[tuple[int, float]]:  # fmt: skip
+    """Return ε of a node by how many nodes are honest."""
+    return trust_curve(covariance, node, shared[node], lambda m: counts[node].epsilon(m, releases, deltas[node]))
 
 
 def _refuse_apart(world: World, told: Sequence[float], own: Sequence[float]) -> None:

@@ -21,7 +21,7 @@ from privsgp.gradients.rounding import kappa, least_difference_clip
 from privsgp.gradients.rules.ruled import positions
 from privsgp.randomness.independent import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
-from privsgp.runs.budgets import calibrate_nodes, settings
+from privsgp.runs.budgets import calibrate_nodes, settings, spare
 from privsgp.runs.card import card
 from privsgp.runs.problem import Problem, layout
 from privsgp.runs.resolve import make_graph
@@ -46,21 +46,21 @@ def build_run(
     world: World | None = None,
     faults: Faults | None = None,
     agreed: dict[str, Any] | None = None,
+    started_from: dict[str, Any] | None = None,
 ) -> RunSpec:
     """Decide everything: σ_i from budgets, the clock, the device. What is impossible is refused here.
 
     `agreed` is what noise that sites share was agreed to be made of.
     """
     config, problem, network = resolved.counted, resolved.problem, resolved.graph
-    device, dtype = chosen_device(config.engine.device), getattr(torch, config.engine.dtype)
-    a = config.algorithm
+    device, dtype, a = chosen_device(config.engine.device), getattr(torch, config.engine.dtype), config.algorithm
     use_tensor_cores(device)
-    steps, clock = config.algorithm.steps, make_clock(config, network, Layout.of(problem.model).dim * dtype.itemsize)
+    steps, dim = a.steps, Layout.of(problem.model).dim
+    clock = make_clock(config, network, dim * dtype.itemsize)
     releases = [clock.released(i, steps) for i in range(network.nodes)] if isinstance(clock, Events) else ()
     learning = _learning(problem, device, dtype)
     places = positions(learning.model, learning.made_up()[0])
     slack = kappa(dtype, device, positions=places)
-    dim = Layout.of(problem.model).dim
     protection = calibrate_nodes(config, problem.samples, slack, earlier, world, releases, dim, agreed)
     weighted, least = protection.mechanisms[0].weighted, least_difference_clip(config.privacy.clip, dtype, places)
     clip = None if weighted is None else weighted.difference_clip
@@ -74,7 +74,7 @@ def build_run(
         shared_hash=config.shared_hash(),
         learning=learning,
         protection=protection,
-        algorithm=ALGORITHMS[config.algorithm.name],
+        algorithm=ALGORITHMS[a.name],
         settings=settings(config),
         graph=network,
         clock=clock,
@@ -95,6 +95,7 @@ def build_run(
         share_metrics=config.test_is_public,
         pretraining=pretraining(config.features.name),
         card=card(config, problem),
+        started_from=started_from,
     )
     refuse_vast(spec, places)
     return spec
@@ -153,10 +154,10 @@ def simulated_faults(
 def refuse_faults(config: Config) -> None:
     """Refuse simulated faults where a lost message would be lost for good."""
     algorithm = ALGORITHMS[config.algorithm.name]
-    if algorithm.network != "directed" and not algorithm.asynchronous:  # asynchronous ones have a clock for that
+    if algorithm.network != "directed" or algorithm.asynchronous:
         raise Refused(
             f"faults with algorithm.name = {config.algorithm.name!r}",
-            "only push-sum copes with lost messages: take 'privsgp-vr', say",
+            "only push-sum copes with lost messages: take 'privsgp-vr', say. [clock] simulates asynchrony",
         )
 
 
@@ -182,4 +183,4 @@ def _checkpoint_every(config: Config, protection: Protection) -> int:
     any_number = protection.allowance is None and protection.mechanisms[0].redo_limit is None
     if config.seed is not None or any_number:
         return 64
-    return max(1, min(64, math.ceil(config.privacy.spare * config.algorithm.steps) // 2))
+    return max(1, min(64, spare(config) // 2))

@@ -159,27 +159,18 @@ def shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 def markdown(told: dict[str, Any], view: RunView) -> str:
     """Return model-card.md: what the model is, its metrics, what the run guarantees and what it does not."""
-    s = view.summary
-    return "\n".join([
-        f"# {s['name']}", "", *([f"**{_SIMULATION}**", ""] if s["simulation"] else []),
-        f"Trained by privsgp {__version__}: {view.what}. The model is that {s['model']}.", "",
-        "## Inputs and outputs", "", *_shapes(told), "",
-        "## Metrics", "", *_metrics(view), "",
-        "## Privacy", "", *(f"- {line}" for line in view.promise),
-        *([] if view.sites else ["- treat the model as you treat the records"]), "",
-        "## Not covered", "", *(f"- {line}" for line in _LIMITS), "",
-        "## Use it", "", "```python", "import privsgp", "", 'result = privsgp.load("this folder")',
-        "result.predict(x)  # result.model is a torch.nn.Module", "```", "",
-    ])  # fmt: skip
+    sections = {
+        f"Trained by privsgp {__version__}": [f"{label}: {value}" for label, value in view.alerts + view.numbers],
+        "Inputs and outputs": _shapes(told),
+        "Privacy": view.privacy,
+        "Not covered": view.not_covered,
+    }
+    lines = [f"# {_in_a_line(view.summary['name'])}", ""]
+    for title, said in sections.items():
+        lines += [f"## {title}", "", *(f"- {_in_a_line(line)}" for line in said), ""] if said else []
+    return "\n".join(lines)
 
 
-_SIMULATION = "A simulation, not private: the configuration has a seed, and anyone can compute its noise again."
-_LIMITS = (
-    "Several records of one person add up. The guarantee is for each record by itself.",
-    "Metrics are on public test data. No ε covers them.",
-    "Another run on these records, from this model or not, adds to what was spent, unless it continued the ledgers.",
-    "If people chose settings by looking at results on these records, that cost is not counted.",
-)
 _OUTPUTS = {
     "cross-entropy": "an output for each class: logits",
     "binary": "1 output: the logit of class 1",
@@ -190,21 +181,14 @@ _OUTPUTS = {
 
 def _shapes(told: dict[str, Any]) -> list[str]:
     through, names = told["features"]["name"], told["class_names"]
-    lines = [f"- a sample: {' × '.join(map(str, told['input_shape']))} numbers", f"- {_OUTPUTS[told['loss']]}"]
-    lines += [f"- features before the model: {through}"] if through != "none" else []
-    lines += ["- a row of a table, by the public schema that the model's file carries"] if told["schema_text"] else []
-    lines += [f"- classes: {', '.join(map(_in_a_line, names))}"] if names else []
-    return [*lines, f"- network: {told['model']['name']}"]
+    use = 'privsgp.load("this folder").predict(x) predicts; .model is a torch.nn.Module'
+    lines = [use, f"a sample: {' × '.join(map(str, told['input_shape']))} numbers", _OUTPUTS[told["loss"]]]
+    lines += [f"features before the model: {through}"] if through != "none" else []
+    lines += ["a row of a table, by the public schema that the model's file carries"] if told["schema_text"] else []
+    lines += [f"classes: {', '.join(names)}"] if names else []
+    return [*lines, f"network: {told['model']['name']}"]
 
 
-def _in_a_line(name: str) -> str:
-    """Return a name from a schema that nobody can take for a heading or a tag."""
-    return html.escape(" ".join(visible(name).split()))
-
-
-def _metrics(view: RunView) -> list[str]:
-    if not view.metrics:
-        return ["None: there were no public test data, or the loss defines no metric."]
-    rows = [f"| {_in_a_line(label)} | {value} | {base} |" for label, value, base in view.metrics]
-    head = ["| metric on public test data | model | a guess |", "|---|---|---|"]
-    return [*head, *rows, *(f"\n{n}." for n in view.notes)]
+def _in_a_line(text: str) -> str:
+    """Return words of others so that nobody can take them for a heading or a tag."""
+    return html.escape(" ".join(visible(text).split()), quote=False)

@@ -8,7 +8,6 @@ alone: `Markup % values` escapes what is put into them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from privsgp.runs.views import RunView
 
     Points = Sequence[tuple[float, float]]
+    Write = Callable[[float], str]
 
 WIDTH, HEIGHT = 440, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 14, 10, 38
@@ -75,67 +75,49 @@ def _placed(value: float, on: Sequence[float], start: float, end: float) -> floa
     return start + (end - start) * (value - on[0]) / (on[-1] - on[0])
 
 
-@dataclass(frozen=True)
-class Chart:
-    """Curves by their names."""
-
-    title: str
-    series: Mapping[str, Points]
-    x_label: str = "step"
-    write: Callable[[float], str] = number
-
-    def figure(self) -> Markup:
-        """Return the drawing, a legend, and the numbers."""
-        lines = {name: points[::-1][:: math.ceil(len(points) / _MOST)][::-1] for name, points in self.series.items()}
-        keys = [_KEY % (*_LOOKS[i], name) for i, name in enumerate(lines)]
-        said = "; ".join(f"{name}: {self.write(p[0][1])} at first, {self.write(p[-1][1])} at last"
-                         for name, p in self.series.items())  # fmt: skip
-        known = [dict(points) for points in lines.values()]
-        rows = [
-            [number(x), *(self.write(of[x]) if x in of else "" for of in known)] for x in sorted(set().union(*known))
-        ]
-        drawing = _SVG % (WIDTH, HEIGHT, f"{self.title}. {said}", self._drawing(lines))
-        return _FIGURE % (self.title, Markup().join(keys), drawing, table([self.x_label, *lines], rows))
-
-    def _drawing(self, lines: Mapping[str, Points]) -> Markup:
-        xs, ys = ([point[i] for points in lines.values() for point in points] for i in (0, 1))
-        xs, ys = ticks([0.0, *xs]), ticks(ys)
-        left, right, bottom = _LEFT, WIDTH - _RIGHT, HEIGHT - _BOTTOM
-        parts = [_TEXT % ((left + right) / 2, HEIGHT - 4, "middle", self.x_label)]
-        for t in ys:
-            y = _placed(t, ys, bottom, _TOP)
-            label = self.write(t).replace(".0 %", " %")
-            parts += [_RULE % (left, right, y, y), _TEXT % (left - 7, y + 4, "end", label)]
-        parts += [_TEXT % (_placed(t, xs, left, right), bottom + 17, "middle", number(t)) for t in xs]
-        for (colour, dashes), points in zip(_LOOKS, lines.values(), strict=False):
-            places = [(_placed(a, xs, left, right), _placed(b, ys, bottom, _TOP)) for a, b in points]
-            parts.append(_LINE % (" ".join(f"{a:.1f},{b:.1f}" for a, b in places), colour, dashes))
-            parts.append(_DOT % (*places[-1], colour))
-        return Markup().join(parts)
+def figure(title: str, series: Mapping[str, Points], x_label: str = "step", write: Write = number) -> Markup:
+    """Return curves by their names: the drawing, a legend, and the numbers."""
+    lines = {name: points[::-1][:: math.ceil(len(points) / _MOST)][::-1] for name, points in series.items()}
+    keys = [_KEY % (*_LOOKS[i], name) for i, name in enumerate(lines)]
+    said = "; ".join(f"{name}: {write(p[0][1])} at first, {write(p[-1][1])} at last" for name, p in series.items())
+    known = [dict(points) for points in lines.values()]
+    rows = [[number(x), *(write(of[x]) if x in of else "" for of in known)] for x in sorted(set().union(*known))]
+    drawing = _SVG % (WIDTH, HEIGHT, f"{title}. {said}", _drawing(lines, x_label, write))
+    return _FIGURE % (title, Markup().join(keys), drawing, table([x_label, *lines], rows))
 
 
-def over_steps(view: RunView) -> list[Chart]:
-    """Return the charts of what the run measured as it went on."""
-    found = [
-        Chart("Accuracy on test data", _curves(view, test_accuracy="average model", worst_node_accuracy="worst site"),
-              write=percent),
-        Chart("Loss", _curves(view, test_loss="test", train_loss="training")),
-        Chart("Consensus error", _curves(view, consensus_error="distance from the average model")),
-    ]  # fmt: skip
-    return [chart for chart in found if chart.series]
+def _drawing(lines: Mapping[str, Points], x_label: str, write: Write) -> Markup:
+    xs, ys = ([point[i] for points in lines.values() for point in points] for i in (0, 1))
+    xs, ys = ticks([0.0, *xs]), ticks(ys)
+    left, right, bottom = _LEFT, WIDTH - _RIGHT, HEIGHT - _BOTTOM
+    parts = [_TEXT % ((left + right) / 2, HEIGHT - 4, "middle", x_label)]
+    for t in ys:
+        y = _placed(t, ys, bottom, _TOP)
+        parts += [_RULE % (left, right, y, y), _TEXT % (left - 7, y + 4, "end", write(t).replace(".0 %", " %"))]
+    parts += [_TEXT % (_placed(t, xs, left, right), bottom + 17, "middle", number(t)) for t in xs]
+    for (colour, dashes), points in zip(_LOOKS, lines.values(), strict=False):
+        places = [(_placed(a, xs, left, right), _placed(b, ys, bottom, _TOP)) for a, b in points]
+        parts.append(_LINE % (" ".join(f"{a:.1f},{b:.1f}" for a, b in places), colour, dashes))
+        parts.append(_DOT % (*places[-1], colour))
+    return Markup().join(parts)
 
 
-def on_test_data(view: RunView) -> list[Chart]:
-    """Return the ROC curve and the calibration of the final model, as far as they are known."""
+def figures(view: RunView) -> list[Markup]:
+    """Return what the run measured as it went on, and the final model's ROC curve and calibration, where known."""
+    over_steps: list[tuple[str, dict[str, str], Write]] = [
+        ("Accuracy on test data", {"average model": "test_accuracy", "worst site": "worst_node_accuracy"}, percent),
+        ("Loss", {"test": "test_loss", "training": "train_loss"}, number),
+        ("Consensus error", {"distance from the average model": "consensus_error"}, number),
+    ]
+    found = []
+    for title, names, write in over_steps:
+        curves = {name: points for name, metric in names.items() if (points := view.curve(metric))}
+        found += [figure(title, curves, write=write)] if curves else []
     diagonal = [(0.0, 0.0), (1.0, 1.0)]
     roc, bins = ([(p[0], p[1]) for p in view.summary.get(key) or ()] for key in ("roc", "calibration"))
-    found = [Chart("ROC", {"model": roc, "coin": diagonal}, "false positive rate", percent)] if roc else []
+    if roc:
+        found.append(figure("ROC", {"model": roc, "coin": diagonal}, "false positive rate", percent))
     if len(bins) > 1:
         right = {"model": bins, "ideal": diagonal}
-        found.append(Chart("Calibration: how often it is right", right, "confidence", percent))
+        found.append(figure("Calibration: how often it is right", right, "confidence", percent))
     return found
-
-
-def _curves(view: RunView, **names: str) -> dict[str, Points]:
-    found = {name: view.curve(metric) for metric, name in names.items()}
-    return {name: points for name, points in found.items() if points}

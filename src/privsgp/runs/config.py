@@ -310,11 +310,9 @@ class Config(Options):
 
     def beside(self, folder: Path) -> Config:
         """Return the same configuration for a run.toml in another folder: its paths lead to the same files."""
-        named = {key: getattr(self.data, key) for key in ("path", "test_path")}
-        moved = {key: os.path.relpath(self.base / name, folder) for key, name in named.items() if name is not None}
-        if folder.resolve() == self.base.resolve() or not moved:
-            return self
-        return self.with_section("data", **moved)
+        named = self.data.model_dump(include={"path", "test_path"}, exclude_none=True)
+        moved = {key: os.path.relpath(self.base / name, folder) for key, name in named.items()}
+        return self if folder.resolve() == self.base.resolve() else self.with_section("data", **moved)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -355,11 +353,8 @@ class Config(Options):
         no(d.schema and d.classes, "data.classes", "leave it out: data.schema lists them")
         no(d.path and d.sizes, "data.sizes data.path", "leave data.sizes out: each node's file says how much it holds")
         vectors = d.text is not None and d.text.tokens == "wordllama"
-        no(
-            vectors != (self.features.name == "wordllama"),
-            "features.name",
-            "take it for data.text.tokens too, or never",
-        )
+        apart = vectors != (self.features.name == "wordllama")
+        no(apart, "features.name", "take it for data.text.tokens too, or never")
         divided = self.seed is None and d.path is None and d.partition != "even"
         no(divided, "data.partition seed", "take 'even' or data.path, or give a seed: public sizes J_i tell of labels")
 
@@ -629,8 +624,8 @@ def _drop_gone(values: dict[str, Any]) -> dict[str, Any]:
     gone: dict[str, Any] = {}
     for key, (_, unused) in GONE.items():
         section, name = key.split(".")
-        given = values.get(section, {}).pop(name, unused)
-        gone |= {} if given == unused else {key: given}
+        if (given := values.get(section, {}).pop(name, unused)) != unused:
+            gone[key] = given
     if isinstance(clip := values.get("privacy", {}).get("clip"), dict):  # it could change over the run
         gone["privacy.clip"], values["privacy"]["clip"] = clip, clip.get("start")
     for section, key, former in _FORMER:
@@ -699,10 +694,9 @@ def _refusal(error: ValidationError, kind: type[Config], values: dict[str, Any])
     """Put pydantic's findings into our words: key, value, what would be right."""
     found: dict[str, list[str]] = {}
     errors = error.errors(include_url=False)
-    unknown = {e["loc"][0] for e in errors if e["loc"] in [(name, s.key) for name, s in SECTIONS.items()]}
-    for e in errors:
-        foreign = e["type"] == "extra_forbidden" and e["loc"][0] in unknown  # nobody knows what keys it would have
-        if not _off_the_point(e) and not foreign:
+    unknown = [e for e in errors if e["loc"] in [(name, s.key) for name, s in SECTIONS.items()]]
+    for e in unknown or errors:  # of a component that nobody knows, nobody knows the keys
+        if not _off_the_point(e):
             what, remedy = _told(e, kind, values)
             found.setdefault(what, []).append(remedy)
     for what in found.keys() & {f"algorithm.{key} = {e['input']!r}" for e in errors for key in AUTO}:

@@ -7,7 +7,6 @@ model on the records it was made of adds to what they have spent (`starting.py`)
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import math
@@ -36,7 +35,7 @@ from privsgp.runs import charts, views
 from privsgp.runs.rows import checked, encoded_rows, fields_of, labelled_rows, labels, refuse_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
@@ -140,15 +139,13 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return the table and the charts that a notebook shows."""
-        view = self.view
         row = Markup(
             '<tr><th style="text-align:left">%s</th><td style="text-align:left;white-space:pre-wrap">%s</td></tr>'
         )
-        rows = Markup().join(row % pair for pair in view.facts)
-        notes = Markup().join(Markup("<p>%s</p>") % words for words in view.notes)
-        drawn = Markup().join(chart.figure() for chart in (*charts.over_steps(view), *charts.on_test_data(view)))
-        page = Markup('<table><caption>%s</caption>%s</table>%s<div style="max-width:30em">%s</div>')
-        return str(page % (self.summary["name"], rows, notes, drawn))
+        rows = Markup().join(row % pair for pair in self.view.facts)
+        drawn = Markup().join(charts.figures(self.view))
+        page = Markup('<table><caption>%s</caption>%s</table><div style="max-width:30em">%s</div>')
+        return str(page % (self.summary["name"], rows, drawn))
 
 
 def load(run: str | Path, model: nn.Module | None = None, features: nn.Module | None = None) -> Result:
@@ -163,27 +160,25 @@ def load(run: str | Path, model: nn.Module | None = None, features: nn.Module | 
     summary = read_json(folder.summary, Summary)
     path = best_model(folder, summary)
     card = cards.read(path)
-    with _as_it_says(path):
-        return load_result(folder, _bare(card, model, path), _encoder(card, features), card)
-
-
-@contextlib.contextmanager
-def _as_it_says(path: Path) -> Iterator[None]:
-    """Refuse a file whose card describes no model that can be made."""
     try:
-        yield
+        return load_result(folder, _bare(card, model, path), _encoder(card, features), card)
     except Refused:
         raise
     except (TypeError, ValueError, KeyError, RuntimeError, MemoryError, OverflowError) as error:
         raise _damaged_model(path, f"says of itself what cannot be: {str(error).strip()[:200]}") from error
 
 
+def _nodes(folder: Folder, summary: dict[str, Any]) -> list[Path]:
+    """Return the files of the nodes' models that are here."""
+    return [path for i in range(summary["nodes"]) if (path := folder.node(i)).exists()]
+
+
 def best_model(folder: Folder, summary: dict[str, Any]) -> Path:
     """Return the file of the average model; where that is on another machine, of the first node here."""
-    here = [folder.node(i) for i in range(summary["nodes"]) if folder.node(i).exists()]
-    if not folder.model.exists() and not here:
+    found = next((path for path in (folder.model, *_nodes(folder, summary)) if path.exists()), None)
+    if found is None:
         raise Refused(f"{folder.path} has no model", "put model.safetensors back")
-    return folder.model if folder.model.exists() else here[0]
+    return found
 
 
 def _bare(card: dict[str, Any], model: nn.Module | None, path: Path) -> nn.Module:
@@ -194,10 +189,7 @@ def _bare(card: dict[str, Any], model: nn.Module | None, path: Path) -> nn.Modul
     name = card["model"].get("name")
     if name == "module":
         if not isinstance(model, nn.Module):
-            raise Refused(
-                "a run of a module of one's own",
-                "give that module too, from Python: privsgp.load(run, model=MyModule())",
-            )
+            raise Refused("a run of your own module", "give it too, from Python: privsgp.load(run, model=MyModule())")
         if cards.frozen_digest(model) != card["frozen"]:
             raise Refused(
                 f"what is frozen in {type(model).__name__} is not what it was in the run",
@@ -255,10 +247,8 @@ def load_result(folder: Folder, model: nn.Module, encoder: nn.Module | None, car
     """Read a finished run back into a copy of `model`, which it was trained from."""
     summary = read_json(folder.summary, Summary)
     trained, layout = copy.deepcopy(model), Layout.of(model)
-    tensors = _read_model(best_model(folder, summary), layout)
-    trained.load_state_dict(tensors, strict=False)  # what is frozen is not in the file
-    here = [folder.node(i) for i in range(summary["nodes"]) if folder.node(i).exists()]
-    nodes = [_read_model(path, layout) for path in here]
+    trained.load_state_dict(read_model(best_model(folder, summary), layout), strict=False)  # it has nothing frozen
+    nodes = [read_model(path, layout) for path in _nodes(folder, summary)]
     flat = [torch.cat([t[name].reshape(-1) for name in layout.names]) for t in nodes]
     z = torch.stack(flat) if flat else torch.empty(0, layout.dim)  # a comparison keeps the average model alone
     ready = trained if encoder is None else maps.Encoded(encoder, trained)
@@ -267,7 +257,7 @@ def load_result(folder: Folder, model: nn.Module, encoder: nn.Module | None, car
     return Result(summary, read_metrics(folder.metrics), ready, z, folder.path, card)
 
 
-def _read_model(path: Path, layout: Layout) -> dict[str, Tensor]:
+def read_model(path: Path, layout: Layout) -> dict[str, Tensor]:
     """Read the parameters that a model's file holds; refuse one that is damaged, or another model's."""
     try:
         tensors = load_file(path)

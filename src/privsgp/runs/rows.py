@@ -115,8 +115,8 @@ def checked(x: ArrayLike, card: dict[str, Any]) -> NDArray[Any]:
     given: NDArray[Any]
     if tables.is_frame(x):
         given = tables.of_frame(x, schema_of(card), "x", labelled=False).x
-    elif card.get("fields") is not None:
-        given = _packed(x, fields_of(card))
+    elif (fields := fields_of(card)) is not None:
+        given = _packed(x, fields)
     elif (texts := form_of(card).text) is not None and _are_texts(x):
         given = texts.encoded(list(x))
     else:
@@ -145,17 +145,12 @@ def fields_of(card: dict[str, Any]) -> Fields | None:
     return Fields(names, tuple(map(tuple, told["shapes"])), tuple(told["vocabulary"]))
 
 
-def _packed(x: Any, fields: Fields | None) -> NDArray[np.float32]:  # noqa: ANN401 - whatever was brought
+def _packed(x: Any, fields: Fields) -> NDArray[np.float32]:  # noqa: ANN401 - whatever was brought
     """Lay several inputs side by side; refuse others than the model takes."""
     given = plain(pair(x)[0] if is_dataset(x) else x, "x")
-    wanted: tuple[Any, ...] = () if fields is None else fields.names or tuple(range(len(fields.shapes)))
-    if (
-        fields is None
-        or not are_fields(given)
-        or set(wanted) != set(given if isinstance(given, dict) else range(len(given)))
-    ):
-        said = ", ".join(map(repr, wanted))
-        raise Refused(f"x has other inputs than the model, which takes {said}", "give a mapping, or a tuple, of all")
+    wanted = list(fields.names or range(len(fields.shapes)))
+    if not are_fields(given) or set(wanted) != set(given if isinstance(given, dict) else range(len(given))):
+        raise Refused(f"x has other inputs than the model, which takes {wanted}", "give a mapping, or a tuple, of all")
     ordered = given if fields.names is None else {name: given[name] for name in fields.names}
     return fields.pack(field_arrays(ordered), "x")
 

@@ -31,7 +31,7 @@ from privsgp.runs import card as cards
 from privsgp.runs import config as configs
 from privsgp.runs.budgets import declared
 from privsgp.runs.build import build_run, refuse_faults
-from privsgp.runs.problem import Problem, layout, refuse_other_configurations
+from privsgp.runs.problem import Problem, layout
 from privsgp.runs.resolve import resolve
 from privsgp.runs.result import Result, load_result
 from privsgp.runs.summary import SEEN, seen, summary
@@ -82,29 +82,21 @@ def run(
     with world.leaving(), contextlib.ExitStack() as locks:
         folder, resolved = _resolve(config, problem, out, world, resume=resume)
         around = _circumstances(resolved, world, faults, start)
-        done = world.all_or_none(lambda: _finished(folder, resolved.config, around, resume=resume))
-        if all(world.all_gather(done, bool)):
+        if _is_finished(folder, resolved.config, around, world, resume=resume):
             return load_result(folder, problem.model, problem.encoder, cards.card(resolved.config, problem))
         earlier, records = _budgets(resolved, folder, ledgers, start, world)
-        spec = build_run(resolved, earlier, world, faults)
-        spec = dataclasses.replace(spec, started_from=starting.told(start, ledgers or folder.ledgers))
+        begun = starting.told(start, ledgers or folder.ledgers)
+        spec = build_run(resolved, earlier, world, faults, started_from=begun)
         training = Trainer(spec, folder, watch, world)
         world.all_or_none(lambda: locks.enter_context(folder.locked()))
-        beside = _open(folder, world, ledgers, around)
-        world.all_or_none(lambda: _enter(spec, folder, resolved.counted, records, moved=moved))
-        if beside[0] == world.rank:  # last: from now on there is a run to resume
-            write(folder.config, resolved.config.toml())
-            if plan is not None:
-                write_json(folder.plan, plan)
+        beside = _open(spec, resolved, folder, world, around, records, ledgers=ledgers, moved=moved, plan=plan)
         outcome = _train(training, folder)
         return _finish(spec, folder, outcome, world, beside, problem.encoder)
 
 
 def _resolve(config: Config, problem: Problem, out: Path, world: World, *, resume: bool) -> tuple[Folder, Resolved]:
     """Settle what is open; refuse a process whose configuration, x⁰ or settled numbers differ from another's."""
-    if problem.block is None:  # the caller made it, not `load_problem`
-        refuse_other_configurations(config, world)
-        problem = problem.local_shard(world)
+    problem = problem.local_shard(world)
     folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
     goes_on = (resume or restarts()) and folder.config.exists()
     resolved = world.all_or_none(lambda: resolve(config, problem, configs.started(folder.config) if goes_on else None))
@@ -134,8 +126,14 @@ def _budgets(
     return earlier, records
 
 
-def _open(folder: Folder, world: World, ledgers: Path | None, around: dict[str, Any]) -> list[int]:
-    """Give the run its number and its folder; return the processes that share the folder, by what they say."""
+def _open(
+    spec: RunSpec, resolved: Resolved, folder: Folder, world: World, around: dict[str, Any],
+    records: Sequence[Records | None], *, ledgers: Path | None, moved: bool, plan: dict[str, Any] | None,
+) -> list[int]:  # fmt: skip
+    """Give the run its number, its folder and its entry in the budget book, before its first release.
+
+    Returns the processes that share the folder, by what they say.
+    """
     number = world.number_run(folder.run or uuid.uuid4().hex)
     machine = Path("/proc/sys/kernel/random/boot_id")
     name = (machine.read_text() if machine.exists() else platform.node()) + str(folder.path.resolve())
@@ -146,12 +144,21 @@ def _open(folder: Folder, world: World, ledgers: Path | None, around: dict[str, 
         folder.identify(versions(), ledgers, number, around)
     world.all_gather(None, None)  # the folder is ready
 
-    def refuse_other_run() -> None:
+    def enter() -> None:
         if folder.run != number:
             what = f"{folder.path} belongs to another run than process 0's folder"
             raise Refused(what, "choose another one with {out}", out=None)
+        if spec.algorithm.private:
+            data = resolved.counted.data
+            made = booked.entries(spec, folder, "train", data.path or data.name)
+            policy = policies.read(policies.default_home() / "policy.toml")
+            booked.enter(made, records, resumed=folder.config.exists(), moved=moved, policy=policy)
 
-    world.all_or_none(refuse_other_run)
+    world.all_or_none(enter)
+    if beside[0] == world.rank:  # last: from now on there is a run to resume
+        write(folder.config, resolved.config.toml())
+        if plan is not None:
+            write_json(folder.plan, plan)
     return beside
 
 
@@ -166,33 +173,18 @@ def _train(training: Trainer, folder: Folder) -> Outcome:
 
 def _circumstances(resolved: Resolved, world: World, faults: Faults | None, start: Start | None) -> dict[str, Any]:
     """Return what a resumed run must find as it was; refuse what the algorithm cannot do with."""
-    name, algorithm = resolved.config.algorithm.name, ALGORITHMS[resolved.config.algorithm.name]
-    several = f"{world.size} processes" if not world.alone else "simulated faults"
-    if algorithm.asynchronous and (faults is not None or not world.alone):
-        raise Refused(
-            f"algorithm.name = {name!r} with {several}",
-            "run it in one process without --drop, --delay, --crash and --leave: asynchrony is simulated by [clock]",
-        )
+    algorithm = ALGORITHMS[resolved.config.algorithm.name]
     if faults is not None:
         refuse_faults(resolved.config)
-    if not world.alone and (faults is not None or algorithm.network in ("server", "alone")):
-        what = f"algorithm.name = {name!r}" if faults is None else "faults"
-        raise Refused(f"{what} with {several}", "run it in one process, without torchrun")
+    in_one = faults is not None or algorithm.asynchronous or algorithm.network in ("server", "alone")
+    if in_one and not world.alone:
+        what = f"algorithm.name = {algorithm.name!r}" if faults is None else "faults"
+        raise Refused(f"{what} with {world.size} processes", "run it in one process, without torchrun")
     around = {"processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults)}
     told: dict[str, Any] = json.loads(json.dumps(around))
     if start is not None:
         told["start"] = {"run": start.run, "x0": starting.digest(resolved.problem.model)}
     return told
-
-
-def _enter(spec: RunSpec, folder: Folder, config: Config, records: Sequence[Records | None], *, moved: bool) -> None:
-    """Enter the run in the budget book, before there is anything to resume and before its first release."""
-    if not spec.algorithm.private:
-        return
-    d = config.data
-    made = booked.entries(spec, folder, "train", d.path or d.name)
-    policy = policies.read(policies.default_home() / "policy.toml")
-    booked.enter(made, records, resumed=folder.config.exists(), moved=moved, policy=policy)
 
 
 def earlier_runs(
@@ -231,29 +223,24 @@ def _spent(path: Path, node: int, config: Config) -> list[Segment]:
 
 def _refuse_other_terms(where: Path, before: Header, config: Config, samples: Sequence[int]) -> None:
     """Refuse a budget whose spending cannot be added to this run's, or is of records that lay on other nodes."""
-    m, p, site = before.mechanism, config.privacy, config.site(before.node)
-    sums, summed = m.get("aggregated", 1), declared(config).seen_together
-    taken, honest = m.get("honest", 0), config.honest if config.pairwise else 0
-    held, now = m["samples"], m["samples"] if config.data.brought else samples[before.node]
-    kind = "a simulation" if before.simulation else "no simulation"
-    keep = f"keep to {before.relation!r}: what was spent under one relation does not count under another"
-    trust = "go on under the same trust: ε that holds if some are trusted does not hold if fewer are"
-    own = "go on with the same [data] and seed: what a record has spent is in its own node's ledger"
-    simulated = "go on as it began, or leave {ledger} out: noise that anyone can repeat pays for nothing"
-    for differs, what, remedy in (
-        (
-            before.relation != p.relation,
-            f"under {before.relation!r}, and this one is under {p.relation!r}",
-            keep,
-        ),
-        (before.simulation != (config.seed is not None), f"that is {kind}, and here seed = {config.seed}", simulated),
-        (sums != summed, f"where sums of {sums} messages are seen, and here of {summed}", trust),
-        (taken != honest, f"where {taken} nodes are taken to be honest, and here {honest}", trust),
-        (before.layout != layout(config), "whose records lay on other nodes", own),
-        (held != now, f"whose records lay on other nodes: {site} held {held} samples, and now {now}", own),
-    ):
-        if differs:
-            raise Refused(f"{where} is of a run {what}", remedy, ledger=None)
+    m, honest, seeded = before.mechanism, config.honest if config.pairwise else 0, config.seed is not None
+    terms = {
+        "relation": (before.relation, config.privacy.relation),
+        "answer to whether it is a simulation": (before.simulation, seeded),
+        "number of messages that are seen as one sum": (m.get("aggregated", 1), declared(config).seen_together),
+        "number of honest nodes": (m.get("honest", 0), honest),
+        "layout of records on nodes": (before.layout, layout(config)),
+    }
+    if not config.data.brought:
+        terms[f"number of samples at {config.site(before.node)}"] = m["samples"], samples[before.node]
+    for what, (then, now) in terms.items():
+        if then != now:
+            raise Refused(
+                f"{where} is of a run with another {what}: {then}, and here {now}",
+                "continue with the same [data], seed, relation and trust, or leave {ledger} out: what was spent under "
+                "other terms cannot be added up",
+                ledger=None,
+            )
 
 
 def versions() -> dict[str, str]:
@@ -270,8 +257,13 @@ def standing(out: Path) -> str:
     return f"the run in {out} goes on"
 
 
-def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume: bool) -> bool:
-    """Return whether the run is finished; refuse a folder that belongs to another one."""
+def _is_finished(folder: Folder, config: Config, around: dict[str, Any], world: World, *, resume: bool) -> bool:
+    """Return whether the run is finished in all processes; refuse a folder that belongs to another run."""
+    done = world.all_or_none(lambda: _finished_here(folder, config, around, resume=resume))
+    return all(world.all_gather(done, bool))
+
+
+def _finished_here(folder: Folder, config: Config, around: dict[str, Any], *, resume: bool) -> bool:
     folder.refuse_unless_writable()
     refuse_used(folder.path, resume=resume, secret=config.secret, restarted=restarts() > 0)
     if not folder.config.exists():

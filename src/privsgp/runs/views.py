@@ -1,6 +1,7 @@
-"""A finished run as people see it. The terminal, a notebook, the model card and the report render this one value.
+"""A finished run as people see it: labelled facts, and the text of its privacy statement.
 
-`of` takes a summary. `read` takes a run folder, checks its ledgers and recomputes ε. Both round ε and δ up.
+The terminal, a notebook, the model card and the report render this one value. `of` takes a summary. `read` takes a run
+folder, checks its ledgers and recomputes ε. Whatever prints ε or δ rounds it up.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from privsgp import metrics
-from privsgp.accounting.shown import guess, span_up, up
+from privsgp.accounting.shown import bound, guess, one_in, percent_up, small, span_up, up
 from privsgp.accounting.statements import statements
 from privsgp.engine.folder import Folder, read_metrics
 from privsgp.engine.formats import Plan, Summary
@@ -29,14 +30,30 @@ Rows = list[tuple[str, str]]
 LABELS = {
     "accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "f1": "F1", "auc": "AUC",
     "log_loss": "log loss", "calibration_error": "calibration error", "r2": "R²", "mae": "mean absolute error",
-    "rmse": "RMSE",
+    "rmse": "RMSE", "worst_node_accuracy": "worst site's model", "test_loss": "test loss",
+    "train_loss": "training loss", "consensus_error": "consensus error",
 }  # fmt: skip
 AGAINST = {
-    "per-node": "anyone who reads every message of a site and works together with all other sites",
-    "secure aggregation": "anyone who sees only the sums of all sites' messages",
-    "curator": "everybody except the site that holds all records",
-    "honest sites": "anyone who works together with fewer dishonest sites than the run assumes",
+    "per-node": "anyone who reads every message and model of a site, and works together with all other sites",
+    "secure aggregation": "anyone who sees only the sums of all sites' messages, and no site's noise",
+    "curator": "everybody except the site that holds all records and has to be trusted with them",
+    "honest sites": "anyone who reads every message of a site, and works together with the sites that are not honest",
 }
+RELATIONS = {
+    "zero-out": "whether a record took part (or counts as if it were not there)",
+    "replace-one": "which of two versions of a record was used",
+}
+HONEST = (
+    "an honest site follows the protocol, and tells nobody the noise that it added or shares. It does not use its own "
+    "noise to read messages. Anyone who has its secrets (X25519, ChaCha20) can remove the noise that it shares"
+)
+LIMITS = (  # what no ε covers
+    "Several records of one person add up. The guarantee is for each record by itself.",
+    "Metrics are on public test data. No ε covers them. How many records a site has is public.",
+    "Another run on these records, from this model or not, adds to what was spent, unless it continued the ledgers.",
+    "If people chose settings by looking at results on these records, that cost is not counted.",
+)
+WEAK = 10.0  # from this ε on a guess may be right 99.995 % of the time
 _CURVES = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss")
 _TESTED = (*_CURVES, *metrics.KEYS)  # public if the test data are
 _SIMULATED = ("train_loss",)  # computed from records: docs/privacy.md, Artefacts
@@ -45,23 +62,13 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Site:
-    """An upper bound on a site's spending. ε, δ and the budget are rounded up. An infinite ε is no finite bound."""
+    """An upper bound on a site's spending. An infinite ε is no finite bound."""
 
     name: str
     epsilon: float
     delta: float
     budget: float | None = None
     releases: int | None = None
-
-    @property
-    def spent(self) -> str:
-        """ε in words."""
-        return up(self.epsilon) if math.isfinite(self.epsilon) else "no finite bound"
-
-    @property
-    def allowed(self) -> str:
-        """The budget, to be written behind ε."""
-        return "" if self.budget is None else f" of {up(self.budget)}"
 
     @property
     def guess(self) -> float:
@@ -96,96 +103,99 @@ class RunView:
         return f"{s['algorithm']}, {network}, {s['nodes']} sites, {s['steps']:,}{of_planned} steps, d = {s['dim']:,}"
 
     @property
-    def model(self) -> str:
-        """Which model the metrics are about, and what public pre-training it rests on."""
-        alone = self.summary["graph"] == "alone" and self.summary["nodes"] > 1
+    def alerts(self) -> Rows:
+        """Return what readers must not overlook, and why."""
+        s = self.summary
+        seed = "the configuration has a seed, and anyone who reads it can compute and remove the noise"
+        said = [("simulation, not private", seed)] if s["simulation"] else []
+        said += [("ended early", s["ended"])] if s.get("ended") else []
+        return said + warning_lines((s.get("site") or {}).get("warnings", []))
+
+    @property
+    def numbers(self) -> Rows:
+        """Return label and value of what the run is, its metrics beside those of a guess, and what it took."""
+        s, own = self.summary, self.summary.get("site") or {}
+        alone = s["graph"] == "alone" and s["nodes"] > 1
         whose = "each site's own; metrics are means" if alone else "average of the sites' models"
-        whose = "this site's own" if "site" in self.summary else whose
-        rests_on = self.summary.get("pretraining")
-        return f"{whose}; {rests_on}" if rests_on else whose
+        model = ["this site's own" if own else whose, s.get("model"), s.get("pretraining")]
+        spent = [f"{one.name} ε = {bound(one.epsilon)}{_of_budget(one.budget)}" for one in self.sites]
+        clock = f"; {s['virtual_seconds']:.4g} virtual s" if clocked(s["virtual_seconds"], s["steps"]) else ""
+        faults = ", ".join(f"{key} {value}" for key, value in (s.get("faults") or {}).items())
+        rows = [
+            ("run", self.what),
+            ("model", "; ".join(filter(None, model))),
+            *metric_rows(s),
+            ("sites", ", ".join(spent) if own or s.get("sites") else ""),
+            ("noise σ", span(s["sigma"])),
+            ("this site's model", "\n".join(site_lines(s)) if own else ""),
+            ("messages", _messages(own) if "messages" in own else ""),
+            ("simulated faults", faults),
+            ("time", f"{s['seconds']:.1f} s{clock}"),
+            ("sent", f"{in_units(s['bytes_sent'])} by {'this site' if own else 'all sites'}"),
+        ]
+        return [(label, value) for label, value in rows if value]
 
     @property
-    def bound(self) -> str:
-        """(ε, δ) of all sites, or that there is none."""
+    def privacy(self) -> list[str]:
+        """The guarantee: whose records it covers, which adversary it holds against, and what it leaves open."""
+        s, start = self.summary, self.summary.get("started_from")
         if not self.sites:
-            return "none: this method adds no noise"
-        if any(math.isinf(site.epsilon) for site in self.sites):
-            return "no finite bound is known for at least one site"
-        return f"ε = {span_up([s.epsilon for s in self.sites])}, δ = {span_up([s.delta for s in self.sites])}"
-
-    @property
-    def promise(self) -> list[str]:
-        """The guarantee: whose records it covers, and which adversary it holds against."""
-        s, shared, start = self.summary, self.summary.get("pairwise"), self.summary.get("started_from")
-        if not self.sites or "ε" not in self.bound:
-            return [self.bound]
-        whose = "this site" if self.elsewhere else "a site"
-        said = [f"{self.bound} for each record of {whose} ({s['relation']}, certified)"]
-        said += [f"against {AGAINST.get(s['trust'], s['trust'])}"]
+            return ["none: this method adds no noise. Treat messages and the model as you treat the records"]
+        worst = max(self.sites, key=lambda site: (site.guess, site.epsilon))
+        if math.isinf(worst.epsilon):
+            return ["no finite bound is known for at least one site: treat what it sent as you treat its records"]
+        epsilon, delta = ([getattr(site, name) for site in self.sites] for name in ("epsilon", "delta"))
+        would, whose = "without a seed it would be " if s["simulation"] else "", "this" if self.elsewhere else "a"
+        spent = f"ε = {span_up(epsilon)}, δ = {span_up(delta)} for each record of {whose} site"
+        asked = RELATIONS.get(s["relation"], s["relation"])
+        often = (
+            f"{percent_up(worst.guess)} of the time at {worst.name} (ε = {up(worst.epsilon)}, δ = {small(worst.delta)})"
+        )
+        said = [
+            f"{would}{spent} ({s['relation']}, certified)",
+            f"against {AGAINST.get(s['trust'], s['trust'])}, even if they know every record but one",
+            f"asked {asked}, they are right at most {often}; a coin is right half of the time",
+        ]
+        if worst.epsilon > WEAK:
+            said += ["so large an ε promises next to nothing: treat what that site sent as you treat its records"]
+        if max(delta):
+            rare = f"a probability of at most δ (1 in {one_in(max(delta)):,})"
+            said += [f"for any one record, with {rare}, messages may reveal more than ε allows, up to the whole record"]
         if s.get("epsilon_nominal") is not None:
             said += [f"nominal ε = {span_up(s['epsilon_nominal'])} by the published formula, which guarantees nothing"]
-        if shared:
-            said += [f"only if {shared['honest']} of {s['nodes']} sites are honest; {self._if_others_are()}"]
         if start is not None:
             counted = "" if start["counted"] else "not "
             said += [f"started from the model of run {start['run'][:8]}; what that spent is {counted}counted here"]
-        return said + (["simulation, not private: the configuration has a seed"] if s["simulation"] else [])
+        if self.elsewhere and self.config is not None:
+            said += [f"the ledgers of {self.elsewhere} sites are not in this folder: they keep them"]
+        return said + self._trusted()
 
-    def _if_others_are(self) -> str:
-        alone, everybody = (self.if_honest.get(h) for h in (1, self.summary["nodes"]))
-        return f"if all are, {_bound(everybody)}; if only the site itself is, {_bound(alone)}"
-
-    @property
-    def if_honest(self) -> dict[int, float | None]:
-        """Return ε by the number of honest sites; None is no finite bound. Empty if sites share no noise."""
-        return {int(h): epsilon for h, epsilon in (self.summary.get("pairwise") or {}).get("curve", ())}
-
-    @property
-    def metrics(self) -> list[tuple[str, str, str]]:
-        """Return label, value, and the value of a guess that looks at no sample, of each metric on test data."""
-        return metric_rows(self.summary)
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Metrics that are no better than a guess."""
-        return self.summary.get(metrics.DULL) or ()
+    def _trusted(self) -> list[str]:
+        """Say what shared noise asks one to trust, and what ε is if that trust is misplaced."""
+        shared, n = self.summary.get("pairwise"), self.summary["nodes"]
+        if not shared:
+            return []
+        curve = ", ".join(f"{int(h)}: {bound(epsilon)}" for h, epsilon in shared["curve"])
+        said = [
+            f"only if {shared['honest']} of {n} sites are honest, the site itself included: {HONEST}",
+            f"ε of the site that has spent most, by the number of honest sites: {curve}",
+        ]
+        if (self.identity.get("circumstances") or {}).get("processes", 1) > 1:
+            said += ["the first process passed on the public keys: it is honest too, unless transcripts were compared"]
+        return said
 
     @property
-    def warnings(self) -> Rows:
-        """Peers that sent outlying updates, and what this site did about it."""
-        return warning_lines((self.summary.get("site") or {}).get("warnings", []))
-
-    @property
-    def member(self) -> list[str]:
-        """Describe the model of one site of a run between sites; nothing for other runs."""
-        return site_lines(self.summary) if "site" in self.summary else []
+    def not_covered(self) -> list[str]:
+        """Return what no ε of this run covers."""
+        learnt = self.summary.get("pretraining")
+        rests_on = [f"Records that the encoder learnt from: {learnt}."] if learnt else []
+        return [*LIMITS, *rests_on] if self.sites else []
 
     @property
     def facts(self) -> Rows:
         """Return label and value of everything that a terminal or a notebook shows."""
-        s = self.summary
-        named = s.get("sites") or "site" in s
-        sent = f"{in_units(s['bytes_sent'])} by {'this site' if 'site' in s else 'all sites'}"
-        rows = [
-            ("run", self.what),
-            ("ended early", s.get("ended")),
-            ("model", self.model),
-            *((label, with_guess(value, base)) for label, value, base in self.metrics),
-            ("worst site's model", _percent(s.get("worst_node_accuracy"))),
-            ("test loss", None if s.get("log_loss") else _plain(s.get("test_loss"))),
-            ("training loss", _plain(s.get("train_loss"))),
-            ("consensus error", _plain(s.get("consensus_error"))),
-            ("privacy", "\n".join(self.promise)),
-            ("sites", ", ".join(f"{one.name} ε = {one.spent}{one.allowed}" for one in self.sites) if named else None),
-            ("noise σ", span(s["sigma"])),
-            ("this site's model", "\n".join(self.member)),
-            *((f"WARNING: {peer}", text) for peer, text in self.warnings),
-            ("messages", _messages(s["site"]) if "site" in s else None),
-            ("time", duration(s)),
-            ("sent", sent),
-            ("folder", str(self.folder)),
-        ]
-        return [(label, value) for label, value in rows if value]
+        said = {"privacy": self.privacy, "not covered": self.not_covered, "folder": [str(self.folder)]}
+        return self.alerts + self.numbers + [(label, "\n".join(lines)) for label, lines in said.items() if lines]
 
     def curve(self, metric: str) -> list[tuple[float, float]]:
         """Return (step, value) of every evaluation that has the metric."""
@@ -195,15 +205,14 @@ class RunView:
 
 def of(summary: Mapping[str, Any], folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> RunView:
     """Return the view of a run that has just ended, by its summary."""
-    s, spent, budgets = summary, summary.get("epsilon_spent") or [], summary.get("epsilon_budget")
+    s, spent = summary, summary.get("epsilon_spent") or []
+    names = s.get("sites") or [one["name"] for one in s.get("site", {}).get("roster", ())]
+    names = names or [f"site {i}" for i in range(len(spent))]
+    unknown = [None] * len(spent)
+    budgets, releases = s.get("epsilon_budget") or unknown, s.get("releases") or unknown
     here = [s["site"]["node"]] if "site" in s and spent else range(len(spent))
-    sites = [
-        _site(
-            _name(s, i), math.inf if spent[i] is None else spent[i], s["delta"][i], budgets and budgets[i],
-            (s.get("releases") or [None] * len(spent))[i],
-        )
-        for i in here
-    ]  # fmt: skip
+    known = [math.inf if epsilon is None else epsilon for epsilon in spent]
+    sites = [Site(str(names[i]), known[i], s["delta"][i], budgets[i], releases[i]) for i in here]
     return RunView(folder, s, rows, sites, len(spent) - len(sites))
 
 
@@ -220,15 +229,16 @@ def read(path: Path) -> RunView:
     names = {"step", *_CURVES, "consensus_error", *(_SIMULATED if simulated else ())} - set(kept_back)
     rows = [{name: value for name, value in row.items() if name in names} for row in read_metrics(folder.metrics)]
     found = statements(folder.ledgers or path) if config.private else []
+    ledgers = 1 if config.trust == "curator" else config.data.nodes  # one, if one site holds all records
     shown = summary | dict.fromkeys((*kept_back, *(() if simulated else _SIMULATED)))
     shown["simulation"] = simulated or any(one.simulation for one in found)
     plan = read_json(folder.plan, Plan) if folder.plan.exists() else None
     if plan is not None and plan["estimated_on"]["kind"] == "private" and not simulated:
         plan = None
+    sites = [_stated(one) for one in found]
     return RunView(
-        path, shown, rows, [_stated(one) for one in found], _ledgers(config) - len(found) if config.private else 0,
-        config, folder.identity, plan,
-    )  # fmt: skip
+        path, shown, rows, sites, ledgers - len(sites) if config.private else 0, config, folder.identity, plan
+    )
 
 
 def finished(path: Path) -> Folder:
@@ -243,70 +253,51 @@ def finished(path: Path) -> Folder:
     return folder
 
 
-def _ledgers(config: Config) -> int:
-    """Count the ledgers of a run: one per site, or one if one site holds all records."""
-    return 1 if config.trust == "curator" else config.data.nodes
-
-
-def _site(name: str, epsilon: float, delta: float, budget: float | None, releases: int | None) -> Site:
-    return Site(name, float(up(epsilon)), float(up(delta)), None if budget is None else float(up(budget)), releases)
-
-
 def _stated(s: Statement) -> Site:
     """Return what a ledger says; one that was not closed may still have spent its whole budget."""
     most = s.epsilon if s.complete else max(s.epsilon, math.inf if s.budget is None else s.budget)
-    return _site(s.site or f"site {s.node}", most, s.delta, s.budget, s.releases)
+    return Site(s.site or f"site {s.node}", most, s.delta, s.budget, s.releases)
 
 
-def _name(s: Mapping[str, Any], i: int) -> str:
-    names = s.get("sites") or [one["name"] for one in s.get("site", {}).get("roster", ())]
-    return str(names[i]) if i < len(names) else f"site {i}"
+def metric_rows(found: Mapping[str, Any]) -> Rows:
+    """Return label and value of each metric on test data, beside a guess that looks at no sample.
 
-
-def _bound(epsilon: float | None) -> str:
-    return "no finite bound holds" if epsilon is None else f"ε = {up(epsilon)}"
-
-
-def metric_rows(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return label, value and the guess's value of each metric on test data, the user's own ones last."""
-    base, own = dict(found.get(metrics.BASELINE) or {}), found.get(metrics.OWN) or {}
-    base.pop("calibration_error", None)  # a guess that knows the classes' shares is calibrated
-    known = dict(found) if found.get("accuracy") is not None else {**found, "accuracy": found.get("test_accuracy")}
-    rows = [
-        (label, metrics.shown(name, known[name]), metrics.shown(name, base.get(name)))
-        for name, label in LABELS.items()
-        if known.get(name) is not None
-    ]
-    return rows + [(name, metrics.shown("", value), "–") for name, value in own.items()]
-
-
-def with_guess(value: str, base: str) -> str:
-    """Write a metric with what a guess gets."""
-    return value if base == "–" else f"{value} (a guess: {base})"
+    The user's own metrics are last, then the names of those that are no better than the guess.
+    """
+    base, own = found.get(metrics.BASELINE) or {}, found.get(metrics.OWN) or {}
+    known = {**found, "accuracy": found.get("accuracy") or found.get("test_accuracy")}
+    rows = []
+    for name, label in LABELS.items():
+        # a guess that knows the classes' shares is calibrated: nothing to compare
+        beside = None if name == "calibration_error" else base.get(name)
+        guessed = "" if beside is None else f" (a guess: {metrics.shown(name, beside)})"
+        if known.get(name) is not None and not (name == "test_loss" and known.get("log_loss")):
+            rows.append((label, metrics.shown(name, known[name]) + guessed))
+    rows += [(name, metrics.shown("", value)) for name, value in own.items()]
+    return rows + [("note", line) for line in found.get(metrics.DULL) or ()]
 
 
 def site_lines(s: Mapping[str, Any]) -> list[str]:
     """Describe a site's model, how far others' were from it at the end, and the weight that left with sites."""
     own, n = s["site"], s["nodes"]
-    lines = [f"The norm of this site's model is {own['model_norm']:.4g}."] if "model_norm" in own else []
-    if distances := [
-        f"{one['name']} {one['distance']:.2%}" for one in own["roster"] if one.get("distance") is not None
-    ]:
-        lines.append(f"The others' last models differ from it by: {', '.join(distances)}.")
+    apart = [f"{one['name']} {one['distance']:.2%}" for one in own["roster"] if one.get("distance") is not None]
+    lines = [f"The others' last models differ from it by: {', '.join(apart)}."] if apart else []
     held, left = own.get("weight_of_all"), own.get("messages", {}).get("left", [])
     if held is not None and abs(held - n) > _ROUNDING * n:
         gone = f" {', '.join(left)} left with the rest." if held < n and left else ""
-        far = f"{(n - len(left)) / held:.3g} times as far as planned"
-        lines.append(
-            f"The sites hold the weight {held:.3g} of {n}.{gone} Each step and its noise move the model {far}."
-        )
+        lines.append(f"The sites hold the weight {held:.3g} of {n}.{gone}")
+        lines.append(f"Each step and its noise move the model {(n - len(left)) / held:.3g} times as far as planned.")
     return lines
 
 
 def warning_lines(warnings: Sequence[dict[str, Any]]) -> Rows:
     """Return what people should know of peers: the peer, what it sent, and whether this site refused it."""
     done = {True: "This site refused it", False: "This site took it"}
-    return [(one["peer"], f"{one['what']}. {done[one['refused']]} ({one['at']}).") for one in warnings]
+    return [(f"WARNING: {one['peer']}", f"{one['what']}. {done[one['refused']]} ({one['at']}).") for one in warnings]
+
+
+def _of_budget(budget: float | None) -> str:
+    return "" if budget is None else f" of {up(budget)}"
 
 
 def _messages(own: Mapping[str, Any]) -> str:
@@ -320,20 +311,6 @@ def span(values: Sequence[float]) -> str:
     return low if low == high else f"{low} … {high}"
 
 
-def duration(s: Mapping[str, Any]) -> str:
-    """Write how long a run took, by its virtual clock too if a step takes anything but a second there."""
-    clock = f"; {s['virtual_seconds']:.4g} virtual s" if clocked(s["virtual_seconds"], s["steps"]) else ""
-    return f"{s['seconds']:.1f} s{clock}"
-
-
 def clocked(virtual_seconds: float | None, steps: int) -> bool:
     """Tell whether a virtual clock says more than the number of steps: by default a step takes a second."""
     return virtual_seconds is not None and virtual_seconds != steps
-
-
-def _percent(value: float | None) -> str | None:
-    return None if value is None else metrics.shown("accuracy", value)
-
-
-def _plain(value: float | None) -> str | None:
-    return None if value is None else f"{value:.4g}"

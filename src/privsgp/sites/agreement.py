@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import json
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -206,6 +205,10 @@ class Agreement:
         known = {card.identity for card in self.roster}
         return self.roster if self.relay is None or self.relay.identity in known else (*self.roster, self.relay)
 
+    def command(self, card: Card) -> str:
+        """Return the command that has to run at the machine of a card: it is a member's, or that of a rented relay."""
+        return "join" if card.identity in [one.identity for one in self.roster] else "relay"
+
     @cached_property
     def run(self) -> str:
         """The hash of the agreement, which is the run's id."""
@@ -320,7 +323,7 @@ class Agreement:
         """Refuse to begin after the expiry."""
         now = now or dt.datetime.now(dt.UTC)
         if now > _time(self.values["expires"]):
-            raise Refused(f"{self.name} has expired on {self.values['expires']}", "agree anew")
+            raise Refused(f"{self.name} has expired on {self.values['expires']}", "propose a new agreement")
 
     def sign(self, site: Site) -> str:
         """Return the site's signature."""
@@ -341,7 +344,7 @@ class Agreement:
         """
         J, v = len(dataset.y), self.values
         agreed, shape = v["samples"][node], _shape(dataset)
-        remedy = "J is public and counted with: agree anew, with the number that is true"
+        remedy = "J is public and counted with: propose a new agreement, with the number that is true"
         _refuse([(agreed != J, f"the data has {J} samples, and {self.name} says {agreed}", remedy)])
         what = f"the data is like {shape}, and {self.name} says {v['sample']}"
         _refuse([(shape != v["sample"], what, "bring data like that")])
@@ -378,10 +381,10 @@ class Agreement:
 
     def _refuse_other(self, spec: RunSpec, encoder: nn.Module | None) -> None:
         own = {"model": _model(spec.learning.model, encoder), "graph": graph_hash(spec.graph)}
+        names = {"model": "model (x⁰, or the map of features)", "graph": "graph"}
         remedy = "nothing was signed: compare the versions of privsgp, torch and NumPy with the proposer's"
         for key, value in own.items():
-            agreed = json.dumps(self.values[key])
-            what = f"{self.name}: {key} is {agreed}, and comes out here as {json.dumps(value)}"
+            what = f"{self.name}: the {names[key]} comes out differently here"
             _refuse([(value != self.values[key], what, remedy)])
         for i, (m, sigma) in enumerate(zip(spec.protection.mechanisms, self.values["sigma"], strict=True)):
             is_other = abs(m.sigma - sigma) > _CLOSE * max(m.sigma, sigma)

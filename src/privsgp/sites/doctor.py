@@ -50,13 +50,16 @@ def examine(site: Site, agreement: Agreement) -> list[Finding]:
         "policy": _policy,
         "clock": _clock,
         "certificate": _certificate,
-        "own door": _door,
+        "own port": _port,
     }
     others = [card for card in agreement.roster if card.identity != site.card.identity]
     used = agreement.trusted[len(agreement.roster) :] if site.card.address is None else ()  # a relay that is no member
     looks |= {card.name: partial(_peer, card) for card in (*others, *used)}
-    runs = {default_out(agreement).resolve(), *(Path(entry.folder) for entry in Book().entries())}
-    return [_found(what, look, site, agreement) for what, look in looks.items()] + _left_keys(runs)
+    return [_found(what, look, site, agreement) for what, look in looks.items()] + _left_keys(_runs(agreement))
+
+
+def _runs(agreement: Agreement) -> set[Path]:
+    return {default_out(agreement).resolve(), *(Path(entry.folder) for entry in Book().entries())}
 
 
 def _found(what: str, look: Callable[[Site, Agreement], str], site: Site, agreement: Agreement) -> Finding:
@@ -106,7 +109,7 @@ def _left_keys(runs: set[Path]) -> list[Finding]:
     return found
 
 
-def _door(site: Site, _agreement: Agreement) -> str:
+def _port(site: Site, agreement: Agreement) -> str:
     """Try to listen where this site says it does."""
     if site.listen is None:
         return "none: this site dials out only"
@@ -115,7 +118,18 @@ def _door(site: Site, _agreement: Agreement) -> str:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return f"can listen at {site.listen}; others dial {site.card.address}"
     except OSError as error:
-        raise Refused(f"cannot listen at {site.listen}: {error.strerror}", "is a run on?") from error
+        for run in (run for run in _runs(agreement) if Folder(run).run == agreement.run):
+            if _in_use(run):
+                return f"{site.listen} is used by the process of this run"
+        raise Refused(f"cannot listen at {site.listen}: {error.strerror}", "is another run on?") from error
+
+
+def _in_use(run: Path) -> bool:
+    try:
+        with Folder(run).locked():
+            return False
+    except Refused:
+        return True
 
 
 def _peer(card: Card, site: Site, agreement: Agreement) -> str:
@@ -127,7 +141,7 @@ def _peer(card: Card, site: Site, agreement: Agreement) -> str:
             channel.unary_unary(f"/{SERVICE}/Doctor")(b"", timeout=_PATIENCE)
     except grpc.RpcError as error:
         if error.code() != grpc.StatusCode.UNIMPLEMENTED:
-            what, remedy = cause_of(error, site, card)
+            what, remedy = cause_of(error, site, card, agreement.command(card))
             raise Refused(what + (_issuer(card) if "another key" in what else ""), remedy) from error
     return f"{card.address} answers with the key of its card, and accepts this site"
 

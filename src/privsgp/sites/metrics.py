@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
+from privsgp.accounting.shown import up
 from privsgp.errors import Refused
 from privsgp.sites.identity import is_address
 from privsgp.sites.status import state
@@ -20,14 +21,19 @@ if TYPE_CHECKING:
     from privsgp.sites.run import Network
 
 
-def text(network: Network) -> str:
-    """Return the metrics of a site."""
+def text(network: Network, spent: float | None = None) -> str:
+    """Return the metrics of a site; `spent` is its ε so far."""
     members, seen = network.members, state(network)
     posted, taken, missed = network.transport.counts.tolist()
     sites = {f'{{site="{name}"}}': one for name, one in seen["sites"].items()}
     links = {f'{{source="{one["source"]}",target="{one["target"]}"}}': one for one in seen["links"]}
     failing = {label: one["error"] is not None for label, one in links.items()}
+    budget = network.agreement.epsilon[network.node]
+    epsilon = {"spent": spent, "budget": budget}
     lines = [
+        *_metric("epsilon", "gauge", "ε of this site, rounded up: spent so far, and agreed on.",
+            {f'{{kind="{kind}"}}': float(up(value)) for kind, value in epsilon.items() if value is not None},
+        ),
         *_metric("step", "gauge", "Steps and rounds of mixing that are done.", {"": members.step}),
         *_metric("rounds", "gauge", "Steps and rounds of mixing in all.", {"": members.agreement.rounds}),
         *_metric("sites_present", "gauge", "Sites that are there, this one included.", {"": members.count()}),

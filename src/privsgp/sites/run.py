@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import threading
@@ -43,7 +44,7 @@ from privsgp.sites.audit import Audit
 from privsgp.sites.identity import Site
 from privsgp.sites.metrics import served
 from privsgp.sites.metrics import text as metrics_text
-from privsgp.sites.net.causes import own_certificate
+from privsgp.sites.net.causes import refuse_own_certificate
 from privsgp.sites.net.client import Client
 from privsgp.sites.net.relay import Relay
 from privsgp.sites.net.server import Server
@@ -143,12 +144,15 @@ def join(
     """Take part in a run until it ends, and return the site's summary; `test` are public data to try the model on."""
     site, agreement, folder = _opened(study, home, out)
     folder.refuse_unless_writable()
-    if (wrong := own_certificate(site)) is not None:
-        raise Refused(*wrong)
+    refuse_own_certificate(site)
     if folder.summary.exists():
         return _serve_again(site, agreement, folder, say)
     if not folder.checkpoint.exists():
-        agreement.refuse_expired()
+        try:
+            agreement.refuse_expired()
+        except Refused:
+            delete(_pair_key(folder))  # of a process that signed in time, and waited for the others
+            raise
     check_policy(site, agreement)
     node = agreement.node(site)
     spec, records = _spec(agreement, file, test, node, device, lambda line: say(f"note, for this site alone: {line}"))
@@ -159,7 +163,15 @@ def join(
         network = wire(site, agreement, folder)
         trainer = SiteTrainer(spec, folder, network.transport, network.stopping, watch, network.pairs)
         _take_up_links(folder, network.transport)
-        with network.opened(), status.kept(network, folder), served(metrics, lambda: metrics_text(network)):
+
+        @functools.lru_cache(1)
+        def epsilon(releases: int) -> float:
+            return spec.protection.epsilon(node, releases)
+
+        def spent() -> float | None:
+            return epsilon(trainer.budget_guard.releases()[0]) if spec.algorithm.private else None
+
+        with network.opened(), status.kept(network, folder), served(metrics, lambda: metrics_text(network, spent())):
             try:
                 _wait_for_signatures(network, say)
                 network.members.enter("training")

@@ -121,7 +121,8 @@ class Store:
                     self._db.commit()
             except sqlite3.OperationalError as error:
                 self._db.rollback()
-                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({error})", str(self.path)) from error
+                number = errno.ENOSPC if "full" in str(error) else errno.EIO
+                raise OSError(number, f"{os.strerror(number)} ({error})", str(self.path)) from error
 
 
 def _is_newer(frame: Frame, known: dict[int, Frame]) -> bool:

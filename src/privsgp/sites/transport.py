@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _TICK = 0.25  # seconds between two looks at who is there
-_DECIDE = "The run continues when they leave it. Or stop this site, and agree anew"
+_DECIDE = "The run continues when they leave it. Or stop this site, and propose a new agreement"
 
 
 class Ended(Refused):
@@ -203,6 +203,11 @@ class SitesTransport(Transport):
             link, sums = self.sources.index(frame.header.source), frame.sums()
             self.arrived[link] = sums if sums.flags.writeable else sums.copy()  # PyTorch takes no other
             self.newest[link] = frame.header.step
+        flow = {j: float(self.sums[self.targets.index(j)][-1]) for j in self.sources if j in self.targets}
+        flow = {j: sent - float(self.arrived[self.sources.index(j)][-1]) for j, sent in flow.items()}
+        drained = None if self.members.gone() else self.outliers.drained(k, float(w[0]), arrived, flow)
+        if drained is not None:  # no link is stopped: honest sites lose weight too, to a site that is down
+            self.members.accuse(drained[0].source, drained[1])
         self.counts[1] += len(taken)
         self._write(k, sent, taken, [(target, step) for target, step, _ in returned])
         self.members.reached(k + 1)
@@ -309,7 +314,7 @@ class SitesTransport(Transport):
             raise Ended(
                 f"{self._names(sorted(gone))} left for good, and {left} of at least {limits.fewest} sites that were "
                 "agreed on are left",
-                "the run ends here, and what was spent stands in the ledger; agree anew with those who stay",
+                "the run ends here, and what was spent is in the ledger. Propose a new agreement with those who stay",
             )
         if there < min(limits.fewest, left):
             return f"{there} of at least {limits.fewest} sites are there"
@@ -328,7 +333,7 @@ class SitesTransport(Transport):
                 f"{name} was sent a message of step {found.header.step} that this site signed and that is not in this "
                 "folder's log: another copy of this site is in the run, or this folder is an older copy",
                 "stop all copies of this site; go on with the one that sent this message if no other has sent any "
-                "since, else `privsgp leave` and agree anew: steps that two copies sent are spent twice",
+                "since, else `privsgp leave` and propose a new agreement: steps that two copies sent are spent twice",
             )
         if self.members.newer:
             raise Refused(

@@ -213,7 +213,7 @@ def _connect(world: World, device: torch.device) -> None:
         world.connect(
             partial(
                 dist.init_process_group,
-                device_of(device).backend,
+                "nccl" if device_of(device).has_cudnn else "gloo",
                 store=PrefixStore("messages", world.apart()),
                 rank=world.rank,
                 world_size=world.size,

@@ -11,7 +11,7 @@ from torch.nn.grad import conv2d_input
 from privsgp.devices import device_of
 from privsgp.gradients.per_sample import Piece, Plain, smaller
 from privsgp.gradients.positions import Positions, Window
-from privsgp.gradients.product import through
+from privsgp.gradients.product import Through
 from privsgp.gradients.rules.layer import Call, StackedLayer
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class StackedConv2d(StackedLayer):
         def back(delta: Tensor, weight: Tensor) -> Tensor:
             return input_gradient(delta, weight, a.shape, self.window, m)
 
-        out = through(a, run, back, weight) if device_of(a).has_cudnn else run(a)
+        out: Tensor = Through.apply(a, run, back, weight) if device_of(a).has_cudnn else run(a)  # type: ignore[no-untyped-call]
         self.record(x, a, out)
         return _by_model(out, m).flatten(0, 1)
 

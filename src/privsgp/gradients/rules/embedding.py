@@ -6,6 +6,7 @@ It is kept as the indices and δ, one row of δ for each; a row that was looked 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ class Lookups(Product):
     `input` holds the indices i_t, [m, b, T].
     """
 
+    names: ClassVar[dict[str, str]] = {"delta": "delta", "input": "index"}
     rows: int
 
     @property

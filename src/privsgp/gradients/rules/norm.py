@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import group_norm, layer_norm
 
 from privsgp.gradients.per_sample import Piece, Plain
-from privsgp.gradients.product import through
+from privsgp.gradients.product import Through
 from privsgp.gradients.rules.layer import Call, StackedLayer
 from privsgp.kernels import runs_on
 
@@ -60,7 +60,8 @@ class StackedGroupNorm(_StackedNorm):
             def back(delta: Tensor, x: Tensor, scale: Tensor) -> Tensor:
                 return kernel.backward(x, delta.contiguous(), scale, *rest)
 
-            y = through(x, lambda x: kernel.forward(x, scale, shift, *rest), back, x, scale)
+            given = x, lambda x: kernel.forward(x, scale, shift, *rest), back, x, scale
+            y: Tensor = Through.apply(*given)  # type: ignore[no-untyped-call]
             self.record(x, x, y)
             return y
         normal = group_norm(x, self.groups, eps=self.eps)

@@ -8,6 +8,7 @@ its input a and the gradient δ by its output, so one backward pass to the layer
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,14 +19,13 @@ from privsgp.gradients.dropout import with_keys
 from privsgp.gradients.per_sample import PerSample
 from privsgp.gradients.rules.conv import StackedConv2d
 from privsgp.gradients.rules.embedding import StackedEmbedding
-from privsgp.gradients.rules.linear import StackedLinear
+from privsgp.gradients.rules.layer import StackedLayer, StackedLinear
 from privsgp.gradients.rules.norm import StackedGroupNorm, StackedLayerNorm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from privsgp.gradients.layout import Layout
-    from privsgp.gradients.rules.layer import StackedLayer
 
 RULES: dict[type[nn.Module], type[StackedLayer]] = {
     nn.Linear: StackedLinear,
@@ -61,7 +61,7 @@ class Ruled:
         Guarantee: what a piece says of its input, that it is the data, holds. A table takes out what it once put in by
         the data as they are: had a model written into them, one record's share would not stay within its clip.
         """
-        with torch.enable_grad(), with_keys(None if keys is None else self._long(keys)):
+        with torch.enable_grad(), nullcontext() if keys is None else with_keys(self._long(keys)):
             data, wanted = self._long(inputs), self._long(targets)
             before = data._version
             views = self.layout.views(z)

@@ -56,6 +56,7 @@ class Table:
         self, like: Sequence[Piece], samples: int, clip: float, difference_clip: float | None, dtype: torch.dtype | None
     ) -> None:
         self.clip, self.difference_clip = clip, difference_clip
+        self.names = [piece.names for piece in like]
         self.plain = [isinstance(piece, Plain) for piece in like]
         first, where = like[0].delta, _place(like, samples, dtype)
         self.parts = [
@@ -176,7 +177,8 @@ class Table:
 
     def arrays(self) -> Factors:
         """Return everything a checkpoint must keep, by name."""
-        kept = {f"{i}.{name}": a for i, part in enumerate(self.parts) for name, a in part.items()}
+        named = enumerate(zip(self.names, self.parts, strict=True))
+        kept = {f"{i}.{names[name]}": a for i, (names, part) in named for name, a in part.items()}
         return kept | {"mean": self.mean} | ({} if self.scale is None else {"scale": self.scale})
 
 

@@ -11,6 +11,7 @@ import datetime as dt
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from privsgp.errors import Refused
 from privsgp.sites.net.tls import grpc
 from privsgp.sites.protocol.frames import Rejected
 
@@ -41,10 +42,10 @@ _CAUSES = (  # the first that fits
      "compare the address with {name}, and check the name server of this machine"),
     ("Connection refused",
      "{way} refuses the connection",
-     "ask {name} whether `privsgp join` runs there, and check the firewalls between the two"),
+     "ask {name} whether `privsgp {command}` runs there, and check the firewalls between the two"),
     ("Deadline Exceeded|timed out|Timeout|timeout|Endpoint closing",
      "no answer from {way}",
-     "ask {name} whether `privsgp join` runs there, and check for a firewall that drops packets"),
+     "ask {name} whether `privsgp {command}` runs there, and check for a firewall that drops packets"),
     ("No route to host|nreachable|Invalid argument",  # the last by a route that drops packets
      "{way} is unreachable from here",
      "check the network and the routes of this machine"),
@@ -67,8 +68,8 @@ class Cause(NamedTuple):
     remedy: str
 
 
-def cause_of(error: Exception, site: Site, card: Card) -> Cause:
-    """Return why `site` cannot exchange messages with the site of a card."""
+def cause_of(error: Exception, site: Site, card: Card, command: str = "join") -> Cause:
+    """Return why `site` cannot exchange messages with the site of a card, where `privsgp command` has to run."""
     if isinstance(error, Rejected):
         return Cause(
             f"{card.name} sent a message that this site refuses: {error}", "read audit.jsonl in the run folder"
@@ -82,6 +83,7 @@ def cause_of(error: Exception, site: Site, card: Card) -> Cause:
         return own
     about = {
         "name": card.name, "address": card.address, "proxy": site.proxy, "clock": _shown(dt.datetime.now(dt.UTC)),
+        "command": command,
         "way": f"{card.address} through the proxy {site.proxy}" if site.proxy else card.address,
         "text": text.rpartition(": ")[2][:_LONGEST],
     }  # fmt: skip
@@ -112,6 +114,12 @@ def own_certificate(site: Site) -> Cause | None:
             f"set the clock here if {_shown(now)} is wrong, else run `privsgp site rotate`, and join again",
         )
     return None
+
+
+def refuse_own_certificate(site: Site) -> None:
+    """Refuse to join with a certificate that no other site accepts."""
+    if (wrong := own_certificate(site)) is not None:
+        raise Refused(*wrong)
 
 
 def _shown(when: dt.datetime) -> str:

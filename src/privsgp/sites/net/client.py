@@ -160,9 +160,9 @@ class Client:
             channel.close()
 
     def _failed(self, peer: int, error: Exception) -> None:
-        """Note why a peer cannot be talked to; log a cause once, and an error that nobody expected with its trace."""
+        """Keep why a peer cannot be talked to; log a cause once, and an error that nobody expected with its trace."""
         card, before = self._card(peer), self.failures.get(peer)
-        cause = cause_of(error, self.site, card)
+        cause = cause_of(error, self.site, card, self.agreement.command(card))
         is_new = (before is None or before.what != cause.what) and not self.ended.is_set()
         is_new = is_new and (peer == RELAY or self.members.is_needed(peer))
         if isinstance(error, Rejected):
@@ -171,7 +171,7 @@ class Client:
             _LOG.error("talking to %s failed", card.name, exc_info=error)
         if is_new:
             named = {"peer": card.name, "remedy": cause.remedy}
-            _LOG.info("%s cannot be reached: %s. To do: %s", card.name, *cause, extra=named)
+            _LOG.warning("no messages to or from %s: %s. To do: %s", card.name, *cause, extra=named)
         self.failures[peer] = cause
 
     def _channel(self, peer: int) -> grpc.Channel:
@@ -206,8 +206,7 @@ class Client:
 
     def _collect(self, sources: list[int], _peer: int, channel: grpc.Channel) -> None:
         """Fetch the next message for this site from the relay."""
-        if not self.inbox.is_open:
-            self.inbox.until_open(BEAT, self.ended.is_set)
+        if not wait_for(self.changed, lambda: self.inbox.is_open and self.members.is_fresh(), BEAT):
             return
         have = {j: max(self.inbox.newest(j), self._unusable.get(j, -1)) for j in sources}
         asked = {"run": self.agreement.run, "after": {j: step for j, step in have.items() if step >= 0}}
@@ -221,7 +220,9 @@ class Client:
         self._unusable[said.source] = said.step  # unless it is let in: one bad message must not hide those of others
         sealed = collected(counted(self.inbox.bytes_from, said.source, parts), most(self.agreement))
         frame = self.seal.open(said.source, sealed)
-        if self.inbox.is_news(frame.header, frame.signature):
+        if not self.members.is_fresh():  # this process was suspended while it waited
+            del self._unusable[said.source]
+        elif self.inbox.is_news(frame.header, frame.signature):
             del self._unusable[said.source]
             self.inbox.put(frame)
 
@@ -255,17 +256,19 @@ class Client:
         step = said.newest if in_part else max(said.newest, frame.header.step)
         self.members.took(peer, step, said.newest, asked)
 
+    def _is_met(self, peer: int) -> bool:
+        return self.members.others[peer].incarnation > 0 and self.inbox.is_open and self.members.is_fresh()
+
     def _fetch(self, peer: int, channel: grpc.Channel) -> None:
         """Fetch the next message from a peer, waiting for it there; first it is shown what this site has of it."""
-        met = lambda: self.members.others[peer].incarnation > 0 and self.inbox.is_open  # noqa: E731
-        if not wait_for(self.changed, met, BEAT) or self.ended.is_set():
+        if not wait_for(self.changed, lambda: self._is_met(peer), BEAT) or self.ended.is_set():
             return
         pull = channel.unary_stream(f"/{SERVICE}/Pull")
         before = self.inbox.newest(peer)
         request = canonical({"run": self.agreement.run, "after": before, "whole": peer in self._whole})
         pieces = iter(pull(request, timeout=PULL + self.agreement.limits.transfer))
         first = next(pieces, None)
-        if first is not None:
+        if first is not None and self.members.is_fresh():  # again: this process may have been suspended meanwhile
             self._whole.add(peer)  # where this fails
             self.inbox.receive(peer, first, pieces)
             self._whole.discard(peer)

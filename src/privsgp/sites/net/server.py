@@ -118,6 +118,7 @@ class Server:
         self._open: dict[tuple[int, str], _Call] = {}
         self._most = (3 if relay is None else 5) * len(agreement.roster) + 4  # calls: of each member one of a kind
         self._server: grpc.Server | None = None
+        self._failure = ""  # of the disk, that was logged last
 
     def start(self, listen: str) -> None:
         """Listen, with the certificate that the site has now; refuse an address that is taken."""
@@ -189,9 +190,11 @@ class Server:
         limits = self.agreement.limits
         with self._call("push", context, limits.transfer) as call:
             with self._border(call):
-                self.inbox.until_open(min(limits.deadline, limits.transfer / 2), lambda: self._over(call))
-                self.inbox.receive(call.peer, next(parts, b""), parts)
-                self.members.heard(call.peer)
+                seconds = min(limits.deadline, limits.transfer / 2)
+                wait_for(self.changed, lambda: self.inbox.is_open or self._over(call), seconds)
+                if self.members.is_fresh():
+                    self.inbox.receive(call.peer, next(parts, b""), parts)
+                    self.members.heard(call.peer)
             return canonical(self.members.has_of(call.peer))
 
     def _pull(self, parts: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -279,9 +282,13 @@ class Server:
             yield call
         except grpc.RpcError:
             raise
-        except Exception:
+        except Exception as error:
             if context.code() is None:  # else it was said already
-                _LOG.exception("a call failed")
+                if not isinstance(error, OSError):
+                    _LOG.exception("a call failed")
+                elif str(error) != self._failure:  # a full disk fails every call
+                    _LOG.warning("a message of %s was not kept: %s", self.agreement.roster[call.peer].name, error)
+                    self._failure = str(error)
                 context.abort(grpc.StatusCode.INTERNAL, "this site could not answer")
             raise
         finally:

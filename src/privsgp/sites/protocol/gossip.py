@@ -213,7 +213,7 @@ class Gossip(PeerTable):
 
     def _hear_of_others(self, said: Hello, by: str) -> None:
         """Take in what a hello passes on; have a signature, a goodbye or a key that is new among it kept."""
-        now = time.monotonic()
+        now = self._spoke = time.monotonic()
         for node, age in said.heard.items():
             if node in self.others and now - age > (other := self.others[node]).heard:
                 other.heard, other.reporter = now - age, by

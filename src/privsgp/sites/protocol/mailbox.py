@@ -122,10 +122,6 @@ class Inbox:
             self.is_open = True
             self.changed.notify_all()
 
-    def until_open(self, seconds: float, ended: Callable[[], bool]) -> None:
-        """Wait until messages are let in, for some time."""
-        wait_for(self.changed, lambda: self.is_open or ended(), seconds)
-
     def restore(self, source: int, step: int, sums: NDArray[np.float64]) -> None:
         """Note what an earlier process of this site had taken from a link."""
         with self.changed:
@@ -190,6 +186,7 @@ class Inbox:
         Nor is what is new after another message than the one that is here: the answer says which that is.
         """
         (header, signature, base), pieces = opened(first), counted(self.bytes_from, peer, rest)
+        self.bytes_from[peer] += len(first)
         refuse_head(self.agreement, peer, self.node, header, signature)
         if not self.is_news(header, signature):
             return

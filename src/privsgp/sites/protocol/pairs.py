@@ -106,7 +106,8 @@ class PairKeys:
         if not self.path.exists():
             raise Refused(
                 f"{self.path} is lost, and steps are left to be made",
-                "put it back: partners have made their halves of the noise with it; without it, leave, and agree anew",
+                "put it back: partners have made their halves of the noise with it. Without it, leave, and propose a "
+                "new agreement",
             )
         key: X25519PrivateKey = load_key(self.path, X25519PrivateKey)
         return key

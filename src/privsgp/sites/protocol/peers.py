@@ -61,6 +61,7 @@ class PeerTable:
         self._pairs = needs_keys(agreement)
         self._near = [i for i in self.others if node < 0 or not agreement.is_relayed((node, i))]
         self._far = [i for j, i in agreement.links if j == node and agreement.is_relayed((j, i))]
+        self._spoke = float("inf")  # when the last hello came; before the first the inbox is closed
         self._silence = max(_SILENCE, agreement.limits.deadline)
 
     def enter(self, phase: str) -> None:
@@ -83,6 +84,14 @@ class PeerTable:
         """
         with self.changed:
             self.durable, self.sent = durable, sent
+
+    def is_fresh(self) -> bool:
+        """Tell whether this process has heard a hello lately.
+
+        A process that was suspended has not. A copy of the site may have continued: honest messages would look wrong to
+        this process, so it judges none before the next hello, which shows it what the copy has sent.
+        """
+        return time.monotonic() - self._spoke <= self._silence
 
     def informed(self, peer: int, phase: str) -> None:
         """Keep that a peer was told what this site is doing."""

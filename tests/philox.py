@@ -1,10 +1,4 @@
-"""Philox4x32-10 (Salmon and others, 2011) as a random-access table of normals, in plain torch.
-
-The counter is (place, node, step, attempt) and the key comes from the seed, so a number depends on nothing but what it
-is for. One draw gives four words and four normals: those of the columns p, p + Q, p + 2Q and p + 3Q of a row of d, with
-Q = 32 ⌈d / 128⌉, so that neighbouring threads touch neighbouring memory. This is the obvious version that the kernel
-in `push` is tested against, and what runs where Triton is not installed.
-"""
+"""Philox4x32-10 (Salmon and others, 2011) in plain torch: the reference of the noise that a GPU's simulation draws."""
 
 from __future__ import annotations
 
