@@ -395,6 +395,20 @@ def test_another_schema_makes_no_new_records(place, how, seed):
     assert ("90 of these records are also in 'one'" if not seed else "simulations on these records: one") in ran.err
 
 
+def test_another_schema_makes_no_new_records_from_python(place, caplog):
+    frames = {name: pyarrow.csv.read_csv(place / f"{name}.csv") for name in ("aachen", "basel", "cork")}
+    for run, text in {"one": SCHEMA, "two": SCHEMA.replace("[0, 100]", "[0, 131]")}.items():
+        (place / "schema.toml").write_text(text)
+        schema = privsgp.Schema.read(place / "schema.toml")
+        privsgp.train(
+            nn.Linear(schema.width, 2), frames, schema=schema, out=place / run,
+            privacy={"sigma": 0.5}, algorithm={"name": "privsgp", "batch": 8, "steps": 2},
+        )  # fmt: skip
+    noted = [record.getMessage() for record in caplog.records if "of these records are also in" in record.getMessage()]
+    assert len(noted) == 1
+    assert int(noted[0].split()[0]) >= 90  # more if records of two sites are alike
+
+
 def on_aachen(place):
     return place / "schema.toml", place / "aachen.csv"
 
