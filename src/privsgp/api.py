@@ -137,8 +137,9 @@ def train(
             brought = given.values() if isinstance(given, Mapping) else (given,)
             files = [Path(one) for one in brought if isinstance(one, str | Path)]
             problems.refuse_own_file(Path(test), files, f"test={str(test)!r}")
-        arrays, public, count = _read(given, test, config, targets)
+        arrays, public, count, rows = _read(given, test, config, targets)
         dataset, parts, fields = _dataset(arrays, public, count, config.data.tokens, targets, learner)
+        dataset = dataset if rows is None else replace(dataset, rows=rows)
         problems.refuse_counted(config, dataset)
         problems.refuse_own_records(config, "test data that are public", dataset, parts)
         return dataset, parts, fields
@@ -229,12 +230,13 @@ def _read(
     test: Any,  # noqa: ANN401 - what is brought, or nothing
     config: configs.Config,
     task: data_room.Task,
-) -> tuple[Any, Any, int | None]:
-    """Put arrays in the place of frames, files and folders, and tell how many classes these have.
+) -> tuple[Any, Any, int | None, NDArray[np.uint64] | None]:
+    """Put arrays in the place of frames, files and folders; return also how many classes and which rows these have.
 
     What happened to single values is logged, for who holds them.
     """
     d, said = config.data, list[int | None]()
+    rows: dict[str, NDArray[np.uint64] | None] = {}
 
     def arrays(given: Any, where: str, *, own: bool) -> Any:  # noqa: ANN401 - whatever was brought
         if not is_frame(given) and not isinstance(given, str | Path):
@@ -249,14 +251,18 @@ def _read(
         _say(made.told)
         said.append(made.classes)
         found = made.dataset
+        rows[where] = found.rows
         return (found.x, found.y) if found.x_test is None else (found.x, found.y, found.x_test, found.y_test)
 
     if isinstance(data, Mapping):
         brought = {node: arrays(one, config.site(node), own=True) for node, one in data.items()}
     else:
         brought = arrays(data, "data", own=config.seed is None)
+    names = [config.site(node) for node in sorted(data)] if isinstance(data, Mapping) else ["data"]
+    known = [one for name in names if (one := rows.get(name)) is not None]
     public = None if test is None else arrays(test, "test", own=False)
-    return brought, public, d.classes or next((count for count in said if count is not None), None)
+    count = d.classes or next((count for count in said if count is not None), None)
+    return brought, public, count, np.concatenate(known) if len(known) == len(names) else None
 
 
 def _start(
@@ -378,6 +384,8 @@ def _checked(
     x_test, y_test = (given.x_test, given.y_test) if test is None else test
     form: dict[str, Any] = {"name": given.name, "task": task, "vocabulary": given.vocabulary}
     made = from_arrays(given.x, given.y, x_test, y_test, classes=classes or given.classes, **form)
+    if given.rows is not None and len(given.rows) == len(made.x):  # not if somebody has taken some samples
+        made = replace(made, rows=given.rows)
     return made if classes or made.classes is None or given.classes is None else replace(made, counted=given.counted)
 
 

@@ -46,6 +46,21 @@ def test_a_file_with_one_more_row_is_no_new_file(book):
     assert book.spent_on(hashes(9), "zero-out")[:2] == (0.0, 0.0)
 
 
+def test_a_record_is_known_by_any_of_its_hashes(book):
+    """By its sample, its row, or its inputs; whichever are the same, there are two records in all."""
+    for run, kinds in {
+        "a": [[1, 2, 3], [4, 5, 6]],
+        "b": [[7, 2, 8], [9, 5, 10]],
+        "c": [[11, 2, 3], [12, 5, 6]],
+    }.items():
+        book.enter([entry(run)], [Records(run, np.array(kinds, np.uint64))])
+    assert book.spent_on(hashes(4), "zero-out").epsilon == 1.0
+    assert book.spent_on(np.array([[0, 5, 6], [20, 21, 22]], np.uint64), "zero-out").epsilon == 3.0
+    assert [shared for _, shared in book.overlapping(np.array([[0, 5, 3], [20, 21, 22]], np.uint64))] == [1, 1, 1]
+    (found,) = book.data_sets()
+    assert (found.records, found.spent.epsilon) == (2, 3.0)
+
+
 def test_runs_on_one_ledger_share_a_budget(book):
     book.enter([entry("a")], [records(1)])
     book.enter([entry("b", ledger="a", epsilon=1.5)], [records(1)])

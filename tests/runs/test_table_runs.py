@@ -345,6 +345,70 @@ def test_no_site_trains_by_a_schema_that_was_drafted_from_its_table(place, how):
             )  # fmt: skip
 
 
+@pytest.mark.parametrize("how", ["without its names", "without its wards", "without a row"])
+def test_no_site_trains_by_a_schema_of_nearly_its_table(place, how):
+    own = pyarrow.csv.read_csv(place / "aachen.csv")
+    own = own.append_column("sugar", pa.array(np.random.default_rng(1).normal(5, 1, 40).round(3)))
+    pyarrow.csv.write_csv(own, place / "aachen.csv")
+    nearly = {"without a row": own.slice(1), "without its wards": own.drop_columns("ward")}
+    pyarrow.csv.write_csv(nearly.get(how, own.drop_columns("id")), place / "public.csv")
+    (place / "schema.toml").write_text(runs.command("data", "schema", place / "public.csv", "--target=back").out)
+    ran = train(place)
+    assert ran.code == 2
+    assert "aachen.csv: the schema was drafted from these rows" in ran.err
+
+
+def test_init_takes_no_rows_of_whole_numbers_for_public_ones(place):
+    rng = np.random.default_rng(0)
+    for name in ("aachen", "basel", "cork", "other"):
+        values = {key: rng.integers(10_000, 90_000, 30) for key in ("platelets", "weight")}
+        table = pa.table(values | {"back": np.arange(30) % 2})
+        pyarrow.csv.write_csv(table, place / f"{name}.csv")
+        pyarrow.csv.write_csv(table.slice(0, 15), place / f"half-{name}.csv")
+    for public in ("half-aachen.csv", "half-basel.csv"):
+        assert "has the rows of a site's table" in init(place, place / "first", "--public", place / public).err
+    assert init(place, place / "first", "--public", place / "half-other.csv").code == 0
+
+
+OTHER_SCHEMAS = {
+    "scale": ("range = [0, 100], missing = 50", "range = [0, 130], missing = 40"),
+    "inputs": ('{ type = "category", values = ["a", "b.1"] }', '{ type = "ignored" }'),
+    "columns": ('id = { type = "ignored" }', 'visit = { type = "ignored" }'),
+}
+
+
+@pytest.mark.parametrize("how", OTHER_SCHEMAS)
+@pytest.mark.parametrize("seed", ["", "7"])
+def test_another_schema_makes_no_new_records(place, how, seed):
+    """Other scales, other inputs from the same file, other columns beside the same inputs."""
+    for number, name in enumerate(("aachen", "basel", "cork")):
+        lines = [f"secret-{i},{i + 0.137 * number:.3f},{'ab'[i % 2]},{('no', 'yes')[i % 3 > 0]}" for i in range(1, 31)]
+        (place / f"{name}.csv").write_text("\n".join(["id,age,ward,back", *lines]) + "\n")
+    assert train(place, f"--set=seed={seed}", "--set=name='one'", out="one").code == 0
+    (place / "schema.toml").write_text(SCHEMA.replace(*OTHER_SCHEMAS[how]))
+    if how == "columns":
+        for name in ("aachen", "basel", "cork", "test"):
+            text = (place / f"{name}.csv").read_text()
+            (place / f"{name}.csv").write_text(text.replace("id,", "visit,").replace("secret-", "2026-"))
+    ran = train(place, "--set=seed=", out="two")
+    assert ran.code == 0
+    assert ("90 of these records are also in 'one'" if not seed else "simulations on these records: one") in ran.err
+
+
+def test_another_schema_makes_no_new_records_from_python(place, caplog):
+    frames = {name: pyarrow.csv.read_csv(place / f"{name}.csv") for name in ("aachen", "basel", "cork")}
+    for run, text in {"one": SCHEMA, "two": SCHEMA.replace("[0, 100]", "[0, 131]")}.items():
+        (place / "schema.toml").write_text(text)
+        schema = privsgp.Schema.read(place / "schema.toml")
+        privsgp.train(
+            nn.Linear(schema.width, 2), frames, schema=schema, out=place / run,
+            privacy={"sigma": 0.5}, algorithm={"name": "privsgp", "batch": 8, "steps": 2},
+        )  # fmt: skip
+    noted = [record.getMessage() for record in caplog.records if "of these records are also in" in record.getMessage()]
+    assert len(noted) == 1
+    assert int(noted[0].split()[0]) >= 90  # more if records of two sites are alike
+
+
 def on_aachen(place):
     return place / "schema.toml", place / "aachen.csv"
 

@@ -3,7 +3,10 @@
 It is one SQLite file in the state folder ($PRIVSGP_STATE, else $XDG_STATE_HOME/privsgp, else ~/.local/state/privsgp),
 readable by its owner alone. A command that spends budget on private records enters every node there before the first
 release: which records, under which relation and trust, the most it may spend, where its ledger is, and the ledger's
-head. Records are kept as one keyed 64-bit hash each. So a changed file is no new file: each record keeps its spending.
+head. So a changed file is no new file: each record keeps its spending.
+
+Records are kept as keyed 64-bit hashes: of the sample, and of a table's row as it is in the file, of all columns and of
+the inputs alone. Two records are the same if any of these is. So another schema makes no new records.
 
 The book refuses and warns; it never grants. Somebody who changes it can stop a run, never lengthen one.
 """
@@ -36,7 +39,8 @@ if TYPE_CHECKING:
     Hashes = NDArray[np.uint64]
 
 _BY = "the budget book"
-_VERSION = 1
+_VERSION = 2
+_KINDS = 3  # hashes of a record; a sample that is no row of a table has one, three times
 _PATIENCE = 60.0  # seconds to wait for another process that writes to the book
 _TABLES = (
     "CREATE TABLE sets (id INTEGER PRIMARY KEY, digest TEXT UNIQUE NOT NULL, hashes BLOB NOT NULL)",
@@ -73,7 +77,7 @@ class Entry:
 
 
 class Records(NamedTuple):
-    """A node's records: a digest of all of them in order, targets included, and an unkeyed hash of each sample."""
+    """A node's records: a digest of all of them in order, targets included, and unkeyed hashes of each: [N, 1 or 3]."""
 
     digest: str
     hashes: Hashes
@@ -159,13 +163,15 @@ class Book:
         db.execute(f"INSERT INTO entries ({names}) VALUES (:{', :'.join(values)})", values)  # noqa: S608 - field names
 
     def keyed(self, hashes: Hashes) -> Hashes:
-        """Return keyed hashes of records, sorted; without the key nobody can look for a record in the book."""
+        """Return keyed hashes of records [N, 3], sorted; without the key nobody can look for a record in the book."""
         key = secrets.token_bytes(32)  # of no book: nothing is there that they could match
         if self.path.exists():
             with self._open():
                 key = read_bytes(self._key, 64)
-        found = [hashlib.blake2b(one.tobytes(), digest_size=8, key=key).digest() for one in hashes]
-        return np.sort(np.frombuffer(b"".join(found), np.uint64))
+        found = [hashlib.blake2b(one.tobytes(), digest_size=8, key=key).digest() for one in hashes.ravel()]
+        made = np.frombuffer(b"".join(found), np.uint64).reshape(len(hashes), *hashes.shape[1:] or (1,))
+        made = made.repeat(_KINDS // made.shape[1], axis=1)
+        return made[np.lexsort(made.T[::-1])]
 
     def remember(self, run: str, heads: dict[int, tuple[int, str]]) -> None:
         """Keep how far the ledgers of a run are: by node, what is charged and the head.
@@ -203,7 +209,7 @@ class Book:
     def overlapping(self, hashes: Hashes) -> list[tuple[Entry, int]]:
         """Return the entries that hold some of these records, and how many of them."""
         mine = self.keyed(hashes)
-        return [(one, shared) for one, own in self._all() if (shared := int(np.isin(mine, own).sum()))]
+        return [(one, shared) for one, own in self._all() if (shared := int(np.isin(mine, own).any(1).sum()))]
 
     def spent_on(self, hashes: Hashes, relation: str, but: Collection[tuple[str, int]] = ()) -> Total:
         """Return what the record that has spent most of these has spent, without the (ledger, node) named in `but`.
@@ -225,9 +231,10 @@ class Book:
                 [*(pair for group, joined in zip(groups, shares, strict=True) if joined for pair in group), one],
             ]
         return [
-            DataSet(tuple(entry for entry, _ in group), len(hashes), relation, _worst(hashes, group, relation))
+            DataSet(tuple(entry for entry, _ in group), records, relation, _worst(hashes, group, relation))
             for group in groups
-            for hashes in [np.unique(np.concatenate([own for _, own in group]))]
+            for hashes in [np.unique(np.concatenate([own for _, own in group]), axis=0)]
+            for records in [min(len(np.unique(kind)) for kind in hashes.T)]
             for relation in sorted({one.relation for one, _ in group})
         ]
 
@@ -245,7 +252,7 @@ class Book:
             return []
         with self._open() as db:
             rows = db.execute("SELECT * FROM entries LEFT JOIN sets ON set_id = id ORDER BY started, run, node")
-            return [(_entry(row), np.frombuffer(row["hashes"] or b"", np.uint64)) for row in rows]
+            return [(_entry(row), np.frombuffer(row["hashes"] or b"", np.uint64).reshape(-1, _KINDS)) for row in rows]
 
     @property
     def _key(self) -> Path:
@@ -309,7 +316,7 @@ def _worst(mine: Hashes, entries: Sequence[tuple[Entry, Hashes]], relation: str)
             ledgers.setdefault((one.ledger, one.node), []).append((one, own))
     epsilon, delta = np.zeros(len(mine)), np.zeros(len(mine))
     for runs in ledgers.values():
-        held = np.isin(mine, np.concatenate([own for _, own in runs]))
+        held = np.isin(mine, np.concatenate([own for _, own in runs])).any(1)
         bounds = [math.inf if e.epsilon is None or e.relation != relation else e.epsilon for e, _ in runs]
         epsilon[held] += max(bounds)
         delta[held] += max(one.delta for one, _ in runs)

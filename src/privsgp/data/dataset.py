@@ -43,6 +43,7 @@ class Dataset:
 
     `x_test, y_test` are public, or their metrics are not covered by any guarantee (privacy.md, Artefacts); both are
     None without a test set. `classes` is None for regression; `counted` names the labels it was counted in, if any.
+    `rows` are hashes of a table's rows as they are in its file, by which the budget book knows them.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Dataset:
     classes: int | None
     counted: Literal["", "y", "y_test"] = ""
     vocabulary: Vocabulary | None = None
+    rows: NDArray[np.uint64] | None = None
 
 
 def from_arrays(
@@ -112,6 +114,8 @@ def pool(sites: Sequence[Dataset], name: str, classes: int | None) -> tuple[Data
     x, y = np.concatenate([s.x for s in sites]), np.concatenate([s.y for s in sites])
     rows = np.split(np.arange(len(x)), np.cumsum([len(s.x) for s in sites])[:-1])
     pooled = Dataset(name, x, y, None, None, None, vocabulary=sites[0].vocabulary)
+    if len(known := [site.rows for site in sites if site.rows is not None]) == len(sites):
+        pooled = replace(pooled, rows=np.concatenate(known))
     if tested := [(site.x_test, site.y_test) for site in sites if site.x_test is not None]:
         pooled = replace(
             pooled, x_test=np.concatenate([x for x, _ in tested]), y_test=np.concatenate([y for _, y in tested])

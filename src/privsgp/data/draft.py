@@ -54,7 +54,9 @@ def draft(table: Any, target: str, source: str) -> str:  # noqa: ANN401 - Arrow'
         found = {row["column"]: _Draft(_described(row), "by the data dictionary") for row in rows}
     else:
         found = {name: _column(values) for name, values in columns.items()}
-        digests = {"drafted": same_records.digests(table)}
+        digests = {
+            "drafted": same_records.digests(table, [n for n, one in found.items() if one.values["type"] == "ignored"])
+        }
     if target not in found:
         raise Refused(f"--target {target}: {source} has no such column", f"take one of {', '.join(found)}")
     predicted = {"column": target} | _as_target(found.pop(target), target)

@@ -104,6 +104,7 @@ class Found(NamedTuple):
     classes: Any = None
     task: Task | None = None
     told: Sequence[str] = ()
+    rows: Hashes | None = None  # of a table
 
 
 class LoadedData(NamedTuple):
@@ -134,6 +135,7 @@ def _checked(found: Found, where: str, task: Task, form: Form) -> LoadedData:
         raise Refused(f"{where}: the schema's target is for {found.task}, and the loss is for {task}", remedy)
     given: Any = found[:4]
     dataset = from_arrays(*given, name=where, task=task, vocabulary=form.tokens, settled=False)
+    dataset = replace(dataset, rows=found.rows)
     count = None if found.classes is None else np.asarray(found.classes)
     if count is not None and (count.ndim or count.dtype.kind not in "iu" or count < 1):
         raise Refused(f"{where}: classes = {count}", "store one positive whole number")
@@ -160,7 +162,7 @@ def read_arrays(path: Path, form: Form, *, labelled: bool = True, own: bool = Fa
 
 def _encoded(table: tables.Table, schema: Schema, where: str) -> Found:
     told = [f"{where}: {line}" for line in table.told]
-    return Found(table.x, table.y, classes=schema.classes, task=schema.task, told=told)
+    return Found(table.x, table.y, classes=schema.classes, task=schema.task, told=told, rows=table.rows)
 
 
 def _read_images(path: Path, images: ImageOptions | None, *, labelled: bool) -> Found:

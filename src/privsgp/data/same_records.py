@@ -9,16 +9,20 @@ with a probability of at most 1/e (Poisson), whatever c is and however frequent 
 different people do not reach one half. Small ones can by chance, and privsgp then refuses data that are public.
 The rule does not find records of which somebody changed a bit.
 
+Rows of tables have hashes by the values in their file, which no schema changes: a row's hash is the sum of the hashes
+of its values with their columns' names. So columns can be left out, in any order. The budget book knows rows by them.
+
 A schema shows everybody what it was drafted from, so it carries digests of its table, and training refuses a site whose
-own table has them. A large table has a digest for each of up to 16 parts of its rows. A row's own hash decides its
-part, so a row that is new or changed leaves the digests of most parts as they were. A part has about 64 different rows
-or more. So a digest confirms no guess about one row to anyone who does not know all other rows of its part.
+own table has them. A row's own hash decides which of up to 16 parts it is in, and each part has a digest. So a row that
+is new or changed leaves the digests of most parts as they were. A digest confirms no guess about one row to anyone who
+does not know all other rows of its part: about 8 or more, or 64 different ones if many repeat.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +30,7 @@ import numpy as np
 from privsgp.data.schema import MISSING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -36,7 +40,9 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 2**24  # bytes that are hashed together
 _KINDS = 8  # different records: if there are fewer, and some repeat, they identify nobody
-_PART, _PARTS = 64, 16  # different rows of a part, on average at least; parts at most
+_PARTS, _PART = 16, 64  # parts at most, and different rows of a part, on average at least
+_PART_OF_DIFFERENT, _FEW = 8, 4  # the same if hardly a row repeats; rows that a part has at least to be compared
+_LEFT_OUT = 6  # columns that may name rows and are left out one by one
 _NUMBER = r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?$"
 
 
@@ -103,50 +109,119 @@ def is_tested_on_own(dataset: Dataset, parts: Sequence[NDArray[np.int64]] | None
 
 
 def same_rows(public: Any, own: Sequence[Any]) -> bool:  # noqa: ANN401 - Arrow's
-    """Tell whether a public Arrow table has the rows of one of these tables, or of all of them together."""
-    common = [name for name in public.column_names if all(name in table.column_names for table in own)]
-    names = _identifying(public, common)
-    return bool(names) and in_common(_rows(public, names), [_rows(table, names) for table in own])
+    """Tell whether a public Arrow table has the rows of one of these tables, or of all of them together.
+
+    The columns that all of them have are compared, but for running numbers: all at once; without those that may only
+    name rows; and without any one of them, if all rows still differ on both sides. So new names hide nobody's rows.
+    """
+    tables, naming = [cells(table) for table in (public, *own)], _naming(public)
+    common = [name for name in tables[0] if all(name in table for table in tables)]
+    common = [name for name in common if not naming.get(name, False)] or common
+    telling = [name for name in common if name not in naming]
+    for names in (common, telling):
+        found, *others = ([_sum(table, names) for table in tables]) if names else [np.empty(0, np.uint64)]
+        if in_common(found, others):
+            return True
+    for name in common if len(common) > 1 else ():
+        found, *others = (_sum(table, common) - table[name] for table in tables)
+        differ = all(len(np.unique(rows)) == len(rows) for rows in (found, *others))
+        if differ and len(found) >= _KINDS and in_common(found, others):
+            return True
+    return False
 
 
-def digests(table: Any) -> str:  # noqa: ANN401 - Arrow's
-    """Return digests of an Arrow table that the order of rows and columns and the file format do not change."""
-    different = len(set(_rows(table, _identifying(table, table.column_names))))
-    return "-".join(_digests(table, max(1, min(_PARTS, different // _PART))))
+def digests(table: Any, ignored: Collection[str]) -> list[str]:  # noqa: ANN401 - Arrow's
+    """Return digests of an Arrow table that the order of rows and columns and the file format do not change.
+
+    One text is of all columns but those `ignored`. Others leave out a column that may only name rows, or all of them.
+    """
+    found = cells(table)
+    used = [name for name in found if name not in {_plain(name) for name in ignored}] or list(found)
+    naming = [name for name in used if name in _naming(table)]
+    sets = [used, [name for name in used if name not in naming]]
+    sets += [[name for name in used if name != left_out] for left_out in naming[:_LEFT_OUT] if len(naming) > 1]
+    sums = [_sum(found, names) for names in sets if names]
+    return [_digest(rows) for i, rows in enumerate(sums) if not i or len(np.unique(rows)) >= _KINDS]
 
 
-def drafted_from(drafted: str, table: Any) -> bool:  # noqa: ANN401 - Arrow's
-    """Tell whether one of these digests is of a part of this table, or of all of it where there is one digest."""
-    known = drafted.split("-")
-    return any(one == other for one, other in zip(known, _digests(table, len(known)), strict=True))
+def _digest(rows: Hashes) -> str:
+    different = len(np.unique(rows))
+    part = _PART_OF_DIFFERENT if 10 * different >= 9 * len(rows) else _PART
+    return "-".join(_parts(rows, max(1, min(_PARTS, different // part))))
 
 
-def _digests(table: Any, count: int) -> list[str]:  # noqa: ANN401 - Arrow's
-    """Return the digest of each part; in parts, columns that may only name rows do not count."""
-    names = sorted(table.column_names if count == 1 else _identifying(table, table.column_names))
-    parts: list[list[str]] = [[] for _ in range(count)]
-    for row in sorted(_rows(table, names)):
-        parts[hashlib.sha256(row.encode()).digest()[0] % count].append(row)
-    return [hashlib.sha256(repr([names, part]).encode()).hexdigest()[:16] for part in parts]
+def drafted_from(drafted: Sequence[str], table: Any, used: Collection[str]) -> bool:  # noqa: ANN401 - Arrow's
+    """Tell whether a digest is of a part of this table, or of all of it where there is one digest.
+
+    Looked at are the columns that are `used`, without any one of them, and with one or all of the others.
+    """
+    found = cells(table)
+    names = [name for name in found if name in {_plain(name) for name in used}] or list(found)
+    if not names:
+        return False
+    base, others = _sum(found, names), [name for name in found if name not in names]
+    tried = [base, _sum(found, list(found)), *(base + found[name] for name in others)]
+    tried += [base - found[name] for name in names]
+    known = [one.split("-") for one in drafted]
+    return any(
+        one and one == other
+        for rows in tried
+        for count in {len(one) for one in known}
+        for own in [_parts(rows, count)]
+        for parts in known
+        if len(parts) == count
+        for one, other in zip(own, parts, strict=True)
+    )
 
 
-def _identifying(table: Any, names: Sequence[str]) -> list[str]:  # noqa: ANN401 - Arrow's
-    """Leave out columns that may be running numbers or codes, the same in tables of different people: 1, 2, 3, …"""
-    return [name for name in names if not _names_rows(_rows(table, [name]).tolist())] or list(names)
+def _parts(rows: Hashes, count: int) -> list[str]:
+    """Return the digest of each part; if there are several, none of a part with few rows, as another table may."""
+    parts = [np.sort(rows[rows % np.uint64(count) == i]) for i in range(count)]
+    return [
+        hashlib.sha256(part.tobytes()).hexdigest()[:16] if count == 1 or len(part) >= _FEW else "" for part in parts
+    ]
 
 
-def _names_rows(values: list[str]) -> bool:
-    return len(set(values)) == len(values) and not any("." in value for value in values)
+def _naming(table: Any) -> dict[str, bool]:  # noqa: ANN401 - Arrow's
+    """Return columns that may be codes of rows, and whether these end in running numbers: P1, P2, P3, …
+
+    Running numbers are the same in tables of different people.
+    """
+    found = {}
+    for name in table.column_names:
+        values = _texts(table.column(name)).to_pylist()
+        if len(set(values)) == len(values) and not any("." in value for value in values):
+            numbers = [int(ends[-1]) for value in values if (ends := re.findall(r"\d{1,18}$", value))]
+            dense = len(numbers) == len(values) > 0 and max(numbers) - min(numbers) < 2 * len(values)
+            found[_plain(name)] = dense
+    return found
 
 
-def _rows(table: Any, names: Sequence[str]) -> NDArray[np.object_]:  # noqa: ANN401 - Arrow's
-    """Return each row as one text."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+def row_hashes(table: Any, inputs: Collection[str]) -> Hashes:  # noqa: ANN401 - Arrow's
+    """Return two hashes of each row [N, 2], by the values in the file: of all its columns, and of the `inputs`."""
+    found = cells(table)
+    return np.column_stack([_sum(found, list(found)), _sum(found, [_plain(name) for name in inputs])])
 
-    between = pa.scalar("\x1f", "large_string")
-    joined = pc.binary_join_element_wise(*(_texts(table.column(name)) for name in names), between)
-    return np.array(joined.to_pylist(), object)
+
+def cells(table: Any) -> dict[str, Hashes]:  # noqa: ANN401 - Arrow's
+    """Return a hash of each value, by column; sums of them are hashes of rows, in whatever order columns are."""
+    found: dict[str, Hashes] = {}
+    for column in table.column_names:
+        name = _plain(column)
+        values = _texts(table.column(column)).combine_chunks().dictionary_encode()
+        known = [hashlib.sha256(f"{name}\x1f{text}".encode()).digest()[:8] for text in values.dictionary.to_pylist()]
+        hashed = np.frombuffer(b"".join(known), np.uint64)[values.indices.to_numpy(zero_copy_only=False)]
+        found[name] = found[name] + hashed if name in found else hashed
+    return found
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower()
+
+
+def _sum(columns: dict[str, Hashes], names: Sequence[str]) -> Hashes:
+    total: Hashes = np.sum([columns[name] for name in names], axis=0, dtype=np.uint64)
+    return total
 
 
 def _texts(column: Any) -> Any:  # noqa: ANN401 - Arrow's
@@ -157,7 +232,8 @@ def _texts(column: Any) -> Any:  # noqa: ANN401 - Arrow's
     try:
         texts = column.cast("large_string")
     except pa.ArrowException:  # views of texts, lists, …
-        texts = pa.array([None if value is None else str(value) for value in column.to_pylist()], "large_string")
+        words = [None if value is None else str(value) for value in column.to_pylist()]
+        texts = pa.chunked_array([pa.array(words, "large_string")])
     texts = pc.fill_null(pc.utf8_lower(pc.utf8_trim_whitespace(texts)), "")
     gaps = pc.is_in(texts, pa.array([word.lower() for word in MISSING], "large_string"))
     numbers = pc.if_else(pc.match_substring_regex(texts, _NUMBER), texts, None).cast("float32")

@@ -186,7 +186,7 @@ class Schema(Options):
     target: Target
     columns: Annotated[dict[str, Column], Field(min_length=1)]
     missing: list[str] = option(MISSING, "texts that stand for a missing value, unless a category lists them")
-    drafted: Annotated[str, Field(pattern="^[0-9a-f]{16}(-[0-9a-f]{16}){0,15}$")] | None = option(
+    drafted: list[Annotated[str, Field(pattern="^([0-9a-f]{16})?(-([0-9a-f]{16})?){0,15}$")]] | None = option(
         None, "digests of the public table it was drafted from: a site's table with the same rows is refused"
     )
 

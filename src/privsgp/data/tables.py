@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from privsgp.data.same_records import Hashes
     from privsgp.data.schema import Encoded, Scaled, Schema, Target
 
     Flags = NDArray[np.bool_]
@@ -75,6 +76,7 @@ class Table(NamedTuple):
     x: NDArray[np.float32]
     y: NDArray[np.int64] | NDArray[np.float32] | None
     counts: dict[str, Count]
+    rows: Hashes | None = None  # hashes of the rows as they are in the file (`same_records.row_hashes`)
 
     @property
     def told(self) -> list[str]:
@@ -208,10 +210,12 @@ def encode(
     own: bool = False,
 ) -> Table:
     """Turn an Arrow table into arrays; refuse columns and values that are not as the schema says."""
-    _refuse_other_columns(table.column_names, schema, where, labelled=labelled)
-    if own and schema.drafted is not None and same_records.drafted_from(schema.drafted, table):
+    _refuse_doubles(table.column_names, where)
+    used = [*schema.encoded, schema.target.column]
+    if own and schema.drafted is not None and same_records.drafted_from(schema.drafted, table, used):
         remedy = "draft the schema from a table that no site trains on; send this one to nobody if the rows are private"
         raise Refused(f"{where}: the schema was drafted from these rows, and shows everybody their ranges", remedy)
+    _refuse_other_columns(table.column_names, schema, where, labelled=labelled)
     if not table.num_rows:
         raise Refused(f"{where} has no rows", "give at least one record")
     refuse_vast(where, 16 * table.num_rows * schema.width)  # float64 first, then float32, twice
@@ -226,12 +230,12 @@ def encode(
         name, wanted = schema.target.column, "number" if schema.classes is None else "classes"
         values = _Values(table.column(name), schema, f"{where}: target {name!r}", wanted)
         y, counts[name] = _target(values, schema.target)
-    return Table(np.concatenate(blocks, 1), y, counts)
+    rows = same_records.row_hashes(table, schema.encoded) if labelled else None
+    return Table(np.concatenate(blocks, 1), y, counts, rows)
 
 
 def _refuse_other_columns(names: list[str], schema: Schema, where: str, *, labelled: bool) -> None:
     """Refuse a table whose columns are not the schema's, by their names."""
-    _refuse_doubles(names, where)
     needed, there = [*schema.encoded, *([schema.target.column] if labelled else [])], set(names)
     known = {schema.target.column, *schema.columns}
     if missing := [name for name in needed if name not in there]:

@@ -8,7 +8,9 @@ import hashlib
 import logging
 import operator
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from privsgp.accounting.book import Book, Entry, Records
 from privsgp.accounting.policy import refuse_spending
@@ -19,11 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from privsgp.accounting.ledger import Segment
     from privsgp.accounting.policy import Policy
+    from privsgp.data.dataset import Dataset
     from privsgp.data.same_records import Hashes
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
@@ -32,11 +34,14 @@ _LOG = logging.getLogger(__name__)
 _MOST_NAMED = 5
 
 
-def records_of(hashes: Hashes, y: NDArray[Any], parts: Sequence[NDArray[np.int64]]) -> list[Records]:
-    """Return each node's records: their hashes, and a digest of all in order with their targets."""
-    return [
-        Records(hashlib.sha256(hashes[rows].tobytes() + y[rows].tobytes()).hexdigest(), hashes[rows]) for rows in parts
-    ]
+def records_of(hashes: Hashes, dataset: Dataset, parts: Sequence[NDArray[np.int64]]) -> list[Records]:
+    """Return each node's records: a digest of all in order with their targets, and hashes of each.
+
+    A sample's own hash comes first, then those of its row of a table, which no schema changes.
+    """
+    known = hashes[:, None] if dataset.rows is None else np.column_stack([hashes, dataset.rows])
+    digests = (hashlib.sha256(hashes[rows].tobytes() + dataset.y[rows].tobytes()).hexdigest() for rows in parts)
+    return [Records(digest, known[rows]) for digest, rows in zip(digests, parts, strict=True)]
 
 
 def entries(spec: RunSpec, folder: Folder, command: str, data: str, sites: Sequence[str] = ()) -> list[Entry]:
@@ -136,4 +141,4 @@ def refuse_moved(
 
 def _most(sets: Sequence[Hashes]) -> Counter[int]:
     """Return how often each value comes at most in one of several sets."""
-    return functools.reduce(operator.or_, (Counter[int](one.tolist()) for one in sets))
+    return functools.reduce(operator.or_, (Counter[int](one.ravel().tolist()) for one in sets))

@@ -77,7 +77,9 @@ class Problem:
         block = blocks(len(self.parts), world.size)[world.rank]
         rows = np.concatenate([self.parts[i] for i in block])
         parts = np.split(np.arange(len(rows)), np.cumsum([len(self.parts[i]) for i in block])[:-1])
-        own = dataclasses.replace(self.dataset, x=self.dataset.x[rows], y=self.dataset.y[rows])
+        d = self.dataset
+        known = None if d.rows is None else d.rows[rows]
+        own = dataclasses.replace(d, x=d.x[rows], y=d.y[rows], rows=known)
         return dataclasses.replace(self, dataset=own, parts=parts, block=block, sizes=self.samples)
 
     @functools.cached_property

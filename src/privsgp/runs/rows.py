@@ -102,8 +102,8 @@ def refuse_records(run: Path, what: str, card: dict[str, Any], x: NDArray[Any]) 
     Assumes: this user's budget book knows the run; anybody else has none of its records.
     """
     book = Book()
-    found = book.keyed(hashes(x, tokens=isinstance(card.get("vocabulary"), int)))
-    if in_common(found, [own for sets in book.sets_of({Folder(run).run or ""}).values() for own in sets]):
+    found = book.keyed(hashes(x, tokens=isinstance(card.get("vocabulary"), int)))[:, 0]
+    if in_common(found, [own[:, 0] for sets in book.sets_of({Folder(run).run or ""}).values() for own in sets]):
         raise Refused(
             f"{what}: records that {run} was trained on, and metrics on them no ε covers",
             "take public data, or records that nobody trained on",

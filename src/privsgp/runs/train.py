@@ -119,7 +119,7 @@ def _budgets(
     world.all_or_none(lambda: starting.refuse_other_ledgers(start, config, where, earlier))
     records: Sequence[Records | None] = [None] * len(problem.parts)  # which everybody can have
     if not config.data.published:
-        records = booked.records_of(problem.hashes, problem.dataset.y, problem.parts)
+        records = booked.records_of(problem.hashes, problem.dataset, problem.parts)
     if config.secret and ledgers is not None:
         first = 0 if problem.block is None else problem.block.start
         world.all_or_none(lambda: booked.refuse_moved(records, ledgers, earlier, first))

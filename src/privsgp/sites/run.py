@@ -277,7 +277,7 @@ def _spec(
     public = spec.simulation or test is not None
     names = tuple(card.name for card in agreement.roster)
     told = dataclasses.replace(spec, layout=place, sites=names, share_metrics=public)
-    return told, booked.records_of(hashes_of(dataset), dataset.y, [np.arange(len(dataset.y))])[0]
+    return told, booked.records_of(hashes_of(dataset), dataset, [np.arange(len(dataset.y))])[0]
 
 
 def _prepare(folder: Folder, agreement: Agreement) -> None:
