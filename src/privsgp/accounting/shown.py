@@ -29,7 +29,8 @@ def bound(epsilon: float | None) -> str:
 
 def one_in(delta: float) -> str:
     """Write a δ as "1 in n", with n rounded down: never rarer than it is."""
-    return f"1 in {int(1 / Decimal(repr(delta))):,}"
+    count = int(1 / Decimal(repr(delta)))
+    return f"1 in {count:,}"
 
 
 def span_up(values: Sequence[float], digits: int = 4) -> str:
