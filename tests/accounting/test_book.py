@@ -239,3 +239,11 @@ def test_nobody_is_told_to_leave_a_damaged_book(book):
     with pytest.raises(Refused, match="cannot be used") as refused:
         book.entries()
     assert "PRIVSGP_STATE" not in str(refused.value)
+
+
+def test_an_entry_whose_ledger_was_opened_is_not_replaced(book):
+    """Its first releases may have been sent before the book knew that they were charged."""
+    book.enter([entry("a")], [records(1)])
+    book.remember("a", {0: (0, "head")})
+    with pytest.raises(Refused, match="another folder or a copy"):
+        book.enter([entry("a")], [records(1)])

@@ -255,3 +255,17 @@ def test_a_commit_with_another_message_than_the_ledger_knows_is_refused(tmp_path
         _committing(tmp_path, 2, simulation=simulation) as guard,
     ):
         guard.settle(2, _message(2) + 1)
+
+
+def test_a_committed_step_that_was_not_paid_for_is_not_sent(tmp_path):
+    """A stop between commit and record gives the payment back."""
+    guard = _payments(tmp_path)
+    guard.resume(0, commits=True)
+    with contextlib.suppress(Interrupted), guard:
+        _take(guard, 0, 3)
+        assert guard.reserve(3)
+        raise Interrupted(3)
+    again = _payments(tmp_path)
+    again.resume(3, commits=True)
+    with again, pytest.raises(Refused, match="has not paid for"):
+        again.settle(3, _message(3))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from privsgp.accounting.mechanisms import SampledMean, Shared
+from privsgp.accounting.mechanisms import Anchored, SampledMean, Shared
 from privsgp.accounting.pairwise import NoiseGraph, solve
 from privsgp.errors import Refused
 from privsgp.randomness import pairwise
@@ -324,3 +324,22 @@ def test_who_keeps_the_meeting_place_can_sit_between_and_only_the_logged_transcr
     assert not any(isinstance(one, Refused) for one in found)
     transcripts = [record.args[0] for record in caplog.records if "transcript" in record.msg]
     assert len(set(transcripts)) == len(transcripts) == NODES
+
+
+def test_shared_noise_of_an_old_memory_is_not_used(monkeypatch):
+    """A copy of the memory between draw and message would send another message under the same noise."""
+    node_noise = of_nodes(noise(), Secure())
+    node_noise.begin(0, torch.zeros(NODES, D))
+    now = pairwise._clock_offset()
+    monkeypatch.setattr(pairwise, "_clock_offset", lambda: now + 3600)
+    with pytest.raises(Refused, match="put back to a snapshot"):
+        drawn(node_noise)
+
+
+def test_releases_that_differ_in_noise_share_none():
+    """Pairs add the same noise at every step, and anchors would be counted with more."""
+    made = noise()
+    anchored = Anchored(sigma=0.1, clip=1.0, batch=2, samples=9, period=5, anchor_noise=4.0)
+    mechanisms = [Shared(anchored, HONEST, made.covariance.graph.partners)] * NODES
+    with pytest.raises(Refused, match="differ in noise"):
+        made.of_nodes(range(NODES), mechanisms, Secure(), None)

@@ -134,7 +134,7 @@ class Book:
     ) -> None:
         key = entry.run, entry.node
         before = db.execute("SELECT * FROM entries WHERE run = ? AND node = ?", key).fetchone()
-        if before is not None and not entry.simulation and (resumed or before["charged"]):
+        if before is not None and not entry.simulation and (resumed or before["head"]):
             _refuse_other(entry, before, records, resumed=resumed, moved=moved)
             where = entry.folder, _inode(entry.folder), *key
             db.execute("UPDATE entries SET folder = ?, inode = ? WHERE run = ? AND node = ?", where)

@@ -133,6 +133,12 @@ class BudgetGuard:
                     f"{self.folder.checkpoint} holds another message of step {k} than {ledger.path} knows of",
                     "restore the run folder as it was when the run stopped: two messages of one step are two releases",
                 )
+            elif noted != k:
+                self._unsure = True
+                raise Refused(
+                    f"{self.folder.checkpoint} holds a message of step {k}, which {ledger.path} has not paid for",
+                    "restore the run folder as it was when the run stopped: what is not paid for is not sent",
+                )
 
     def record(self, number: int, x: Tensor, node: int | None = None) -> None:
         """Note messages [m, d] before they leave: those of step `number`, or of one node's release of that number."""

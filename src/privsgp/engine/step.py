@@ -62,6 +62,8 @@ def suits(algorithm: PushSum, graph: Graph, x: Tensor) -> bool:
     """Tell whether `OnDevice` can take the steps of an algorithm."""
     if not runs_on(x) or x.dtype != torch.float32:
         return False
+    if any(len(mechanism.kinds) > 1 for mechanism in algorithm.block.mechanisms):  # one σ for all steps
+        return False
     if graph.period is None or type(algorithm).step is not PushSum.step or algorithm.block.update_rule is not None:
         return False
     return all(np.bincount(graph.edges(k).target).max() <= _MOST_SENDERS for k in range(graph.period))

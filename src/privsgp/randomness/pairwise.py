@@ -245,6 +245,7 @@ class _OfNodes(NodeNoise):
         self._sigma, self._pair = noise.covariance.own_sigma, noise.covariance.pair_sigma
         self._step, self._left = -1, set[int]()  # the step whose shared noise is drawn, and whose rows are not used yet
         self._shared, self._one_by_one = torch.empty(0), False
+        self._offset = _clock_offset()  # when shared noise was drawn
 
     @property
     def kernel_source(self) -> None:
@@ -253,6 +254,7 @@ class _OfNodes(NodeNoise):
 
     def begin(self, step: int, like: Tensor) -> None:
         """Draw what the nodes here share at a step."""
+        self._offset = _clock_offset()
         dtype = torch.float64 if self._own.secret else like.dtype
         self._shared = torch.empty(len(self.here.nodes), like.shape[1], dtype=dtype, device=like.device)
         self._fill_shared(self._shared, step)
@@ -264,6 +266,11 @@ class _OfNodes(NodeNoise):
             if list(nodes) != list(self.here.nodes):
                 raise Refused(f"pairwise noise of nodes {list(nodes)} alone", "draw what all nodes here share first")
             self.begin(step, g)
+        if self._own.secret and abs(_clock_offset() - self._offset) > _PARTED:
+            raise Refused(
+                "the machine's clocks moved against each other: it may have been put back to a snapshot",
+                "resume the run: this step was not sent, and its shared noise is drawn again",
+            )
         self._left.difference_update(nodes)
         first, sigma = nodes[0] - self.here.nodes.start, [self._sigma[i] for i in nodes]
         noised = self._shared[first : first + len(nodes)]  # used once: the sum is written over it
@@ -332,6 +339,11 @@ def _summed(u: Tensor) -> Tensor:
 
 def _refuse_uncounted(noise: PairwiseNoise, nodes: range, mechanisms: Sequence[Mechanism]) -> None:
     """Refuse noise that is worth less than a node's mechanism counts, whoever settled it."""
+    if any(len(mechanism.kinds) > 1 for mechanism in mechanisms):
+        raise Refused(
+            "pairwise noise with a method whose releases differ in noise",
+            "take privacy.noise = 'independent': pairs add the same noise at every step",
+        )
     worth = noise.covariance.effective(noise.honest)
     for i, mechanism in zip(nodes, mechanisms, strict=True):
         shared, partners = mechanism.shared, noise.covariance.graph.partners
