@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privsgp.cli_data import there
+from privsgp.cli_data import Json, there
 from privsgp.errors import Refused, visible
 
 if TYPE_CHECKING:
@@ -48,10 +48,7 @@ def predict(
     if out is None:
         typer.echo(text.getvalue(), nl=False)
         return
-    try:
-        write(out, text.getvalue())
-    except OSError as error:
-        raise Refused(f"cannot write {out}: {error.strerror}", "name a file in a folder that exists") from error
+    write(out, text.getvalue())
     err.print(f"written to {out}: {len(x):,} rows", soft_wrap=True)
 
 
@@ -59,8 +56,7 @@ def _said(result: Result, x: Any, files: list[str] | None) -> list[list[Any]]:  
     """Return the rows of a table, its head first; a row is called by its file's name where it has one."""
     first, called = ("row", range(len(x))) if files is None else ("file", list(map(visible, files)))
     if result.card["loss"] in ("cross-entropy", "binary"):
-        p = result.predict_proba(x)
-        said = result.card.get("class_names")
+        p, said = result.predict_proba(x), result.card.get("class_names")
         names: list[Any] = list(range(p.shape[1])) if said is None else list(map(visible, said))
         if len(names) != p.shape[1]:
             raise Refused(f"{len(names)} names of {p.shape[1]} classes", "put a copy of the model's file back")
@@ -80,21 +76,18 @@ def evaluate(
         Path,
         typer.Argument(help="Public samples with targets, as the run had them; .npz with x and y.", callback=there),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Tell what a trained model is worth on public data. No ε covers that: records it was trained on are refused."""
     from privsgp.accounting.book import Book
     from privsgp.engine.folder import Folder
     from privsgp.report.terminal import err, show, tell
     from privsgp.runs.result import load
-    from privsgp.runs.rows import labelled_rows, refuse_records
     from privsgp.runs.views import metric_rows
 
     result = load(run)
-    x, y = labelled_rows(file, result.card)
-    refuse_records(run, str(file), result.card, x)
+    found = result.evaluate(file)
     if not result.summary["simulation"] and not Book().sets_of({Folder(run).run or ""}):
         err.print("note: the budget book does not know the run's records: nothing was compared", soft_wrap=True)
-    found = result.evaluate((x, y))
     err.print("note: no ε covers these: they are for those who may see the samples", soft_wrap=True)
-    tell(found, show, f"{file.name}, {len(x):,} samples", metric_rows(found), as_json=as_json)
+    tell(found, show, file.name, metric_rows(found), as_json=as_json)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import types
 
 import pytest
 
@@ -10,8 +9,8 @@ from privsgp import graph as graphs
 from privsgp.accounting import calibration
 from privsgp.accounting.mechanisms import Saga
 from privsgp.planner.record import bytes_sent_per_node
+from privsgp.planner.settle import described
 from privsgp.planner.theorems import Constants, bound, formula_rows, from_constants
-from privsgp.report import page
 
 RESNET = Constants(25, 2.8, 500_000, 780_000)
 
@@ -77,9 +76,9 @@ def test_the_table_of_a_plan(small_plan):
 
 def test_a_report_shows_what_was_planned(small_plan):
     found = json.loads(json.dumps(small_plan.as_json()))
-    told = page._plan(types.SimpleNamespace(plan=found))
-    assert found["why"] in told["said"]
-    assert all(words in told["methods"] for words in (f"{small_plan.chosen.steps:,}", "privsgp-sag"))
+    said = described(found)
+    assert found["why"] in said
+    assert f"{small_plan.chosen.steps:,} steps" in said
 
 
 def test_bytes_of_one_peer_and_of_all():

@@ -168,7 +168,7 @@ def test_a_plan_made_on_private_data_is_left_out_of_a_private_run(copied):
     made_up = {"kind": "synthetic", "words": "own samples"}
     (copied / "plan.json").write_text(json.dumps(PLAN | {"estimated_on": made_up}))
     said = _prose(_html(copied))
-    assert "Planned: 30 steps; given: privsgp, step size 0.5, batch 16; estimated on own samples." in said
+    assert "Planned: 30 steps; estimated on own samples." in said
 
 
 def test_a_run_that_is_not_finished_is_refused(copied):
