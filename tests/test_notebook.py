@@ -32,8 +32,8 @@ def _train(out, model=None, data=(X, Y, X, Y), **more):
 @pytest.mark.parametrize(
     ("model", "data", "what", "remedy"),
     [
-        ("mlp", (X, Y), "model='mlp': a name", "privsgp.models.make('mlp'"),
-        (nn.Linear, (X, Y), "model=type", "an instance, not its class"),
+        ("mlp", (X, Y), "model='mlp'", "privsgp.models.make('mlp'"),
+        (nn.Linear, (X, Y), "model=<class", "an instance, not its class"),
         (nn.Linear(11, 2), (X, Y), "does not take samples of shape (10,)", "first layer the width of a sample"),
         (nn.Linear(10, 1), (X, Y), "1 output for 2 classes", "one for each class, or take loss='binary'"),
         (nn.LSTM(10, 2), (X, Y), "the model returns a tuple", "one tensor"),

@@ -27,9 +27,10 @@ def bound(epsilon: float | None) -> str:
     return up(epsilon) if epsilon is not None and math.isfinite(epsilon) else "no finite bound"
 
 
-def one_in(delta: float) -> int:
-    """Return the n of "1 in n" for a δ, rounded down: never rarer than it is."""
-    return int(1 / Decimal(repr(delta)))
+def one_in(delta: float) -> str:
+    """Write a δ as "1 in n", with n rounded down: never rarer than it is."""
+    count = int(1 / Decimal(repr(delta)))
+    return f"1 in {count:,}"
 
 
 def span_up(values: Sequence[float], digits: int = 4) -> str:

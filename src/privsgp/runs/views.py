@@ -159,7 +159,7 @@ class RunView:
         if worst.epsilon > WEAK:
             said += ["so large an ε promises next to nothing: treat what that site sent as you treat its records"]
         if max(delta):
-            rare = f"a probability of at most δ (1 in {one_in(max(delta)):,})"
+            rare = f"a probability of at most δ ({one_in(max(delta))})"
             said += [f"for any one record, with {rare}, messages may reveal more than ε allows, up to the whole record"]
         if s.get("epsilon_nominal") is not None:
             said += [f"nominal ε = {span_up(s['epsilon_nominal'])} by the published formula, which guarantees nothing"]

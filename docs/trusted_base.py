@@ -1,0 +1,263 @@
+"""Writes docs/trusted-base.md: the files that must be right for ε to be true, with their lines of code.
+
+A file is in the trusted base if a mistake in it could make the true ε of a private run larger than the ε that privsgp
+prints. Every other file of the package is named too, with the reason why a mistake there cannot do that.
+
+    python docs/trusted_base.py            # write the page
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from fnmatch import fnmatch
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGE, PAGE = ROOT / "src" / "privsgp", ROOT / "docs" / "trusted-base.md"
+
+CPU, GPU, TORCHRUN, SITES = "One process on a CPU", "A GPU", "torchrun", "Sites"
+TRUSTED: dict[str, dict[str, str]] = {
+    CPU: {
+        "accounting/accountant.py": "Counts each mechanism by two computations, and refuses an unknown one.",
+        "accounting/book.py": "Charges every release on a record to that record, over all runs, and never forgets one.",
+        "accounting/calibration.py": "Returns a σ whose certified ε is at most the budget.",
+        "accounting/chain.py": "Detects every line of a log that was changed, removed or moved.",
+        "accounting/counting.py": "Adds this run to earlier ones, also if it was chosen after seeing them.",
+        "accounting/curve.py": "Turns a δ(ε) curve into that of a group without making it smaller.",
+        "accounting/ledger.py": "Never counts fewer releases than were sent.",
+        "accounting/lower_bound.py": "Returns no more than an observer surely learns, as a check of ε.",
+        "accounting/mechanisms.py": "Describes a message: this object sets sampler, clip and noise, and is counted.",
+        "accounting/pairwise.py": "Computes each node's effective noise against the worst coalition of the others.",
+        "accounting/pld.py": "Rounds privacy losses up when it discretises and composes them.",
+        "accounting/policy.py": "Refuses a run that would spend more than the site allows.",
+        "accounting/rdp.py": "Bounds Rényi divergences from above.",
+        "accounting/renyi_bound.py": "Computes a second ε for every mechanism, from the mechanism's own numbers.",
+        "accounting/saga.py": "Covers every table entry and difference that a sample can have, and takes the worst.",
+        "accounting/sampler_cost.py": "Adds what noise in floating point costs beyond ideal noise.",
+        "accounting/shown.py": "Rounds every printed ε and δ up.",
+        "accounting/statements.py": "Computes ε again from the ledger, and refuses a ledger that does not fit.",
+        "algorithms/algorithm.py": "Clips before it sums, and divides by public constants.",
+        "algorithms/block.py": "Adds the mechanism's noise to the direction before anything else sees it.",
+        "algorithms/events.py": "Names what leaves a node: a message leaves only by an event.",
+        "algorithms/methods.py": "Runs a method only with the mechanism that it declares.",
+        "algorithms/push_sum.py": "Yields a release for all that is exchanged, and the exchange after it.",
+        "algorithms/saga.py": "Computes the estimator that the accountant counts, table included.",
+        "algorithms/update_rule.py": "Works on the noised direction alone.",
+        "data/dataset.py": "Takes nothing public (number of classes, shapes) from private records.",
+        "data/files.py": "Makes one sample of one record.",
+        "data/images.py": "Makes one sample of one image.",
+        "data/loading.py": "Keeps private files and public files apart.",
+        "data/partitions.py": "Puts each record on one node, without looking at labels in a private run.",
+        "data/same_records.py": "Recognises a site's own records in data that are called public.",
+        "data/samples.py": "Makes one sample of one record that comes from Python.",
+        "data/schema.py": "Takes column types and ranges from the public schema alone.",
+        "data/tables.py": "Makes one sample of one row, by the public schema alone.",
+        "data/text.py": "Makes the tokens of one text from that text alone.",
+        "devices.py": "Chooses sizes and precision from public facts.",
+        "engine/averaging.py": "Averages released states only.",
+        "engine/budget_guard.py": "Makes a payment durable before the message that it pays for leaves.",
+        "engine/checkpoint.py": "Restores the state together with the ledger's head, or refuses.",
+        "engine/drive.py": "Records a release before it mixes or sends it.",
+        "engine/evaluate.py": "Writes metrics on private data into `private/` only.",
+        "engine/folder.py": "Keeps private files in `private/` with mode 0600, and never half-writes a file.",
+        "engine/formats.py": "Refuses a damaged file of a run folder.",
+        "engine/groups.py": "Gives each group of nodes its own nodes, and joins their releases in order.",
+        "engine/node_randomness.py": "Draws each sample with the counted probability, and each noise once.",
+        "engine/spec.py": "Holds the mechanisms that were counted, and nothing else is used.",
+        "engine/stops.py": "Stops a run only at public moments.",
+        "engine/trainer.py": "Wires sampler, clip, noise and ledger to one mechanism per node.",
+        "errors.py": "Ends a run without printing a private value.",
+        "features/encode.py": "Maps each sample by itself, and keeps features of private samples private.",
+        "features/maps.py": "Builds the map from public facts.",
+        "files.py": "Writes durably, whole or not at all.",
+        "gradients/dropout.py": "Draws the units to drop from public keys.",
+        "gradients/layout.py": "Puts every parameter in one place of the row.",
+        "gradients/per_sample.py": "Clips each sample's whole gradient to the norm G. One that is not finite is 0.",
+        "gradients/positions.py": "Computes norms and sums of layers that use one weight at many positions.",
+        "gradients/product.py": "Multiplies stacked matrices.",
+        "gradients/rounding.py": "States κ, a bound on what the arithmetic of clipping can be off by.",
+        "gradients/rules/conv.py": "Computes one sample's gradient of a convolution.",
+        "gradients/rules/embedding.py": "Computes one sample's gradient of an embedding.",
+        "gradients/rules/layer.py": "Refuses a parameter of two layers, and a layer that is called twice.",
+        "gradients/rules/norm.py": "Computes one sample's gradient of GroupNorm and LayerNorm.",
+        "gradients/rules/ruled.py": "Assembles one sample's gradient of the whole model.",
+        "gradients/stacked.py": "Probes before training that a sample's gradient does not depend on other samples.",
+        "gradients/tables/storage.py": "Reads and writes the rows of a table.",
+        "gradients/tables/table.py": "Keeps every entry in the ball of radius G, and its mean equal to the entries'.",
+        "gradients/unrolled.py": "Computes the same function as the recurrent layer that it replaces.",
+        "later.py": "Imports the module that it names.",
+        "models/loss.py": "Computes one sample's loss from that sample.",
+        "options.py": "Refuses a key or a value that a component does not know.",
+        "outside.py": "Refuses a value from outside that is not of its type and range.",
+        "randomness/box_muller.py": "Turns uniform words into normals to the stated precision.",
+        "randomness/cells.py": "Rounds to the grid cell that the computation in float64 gives.",
+        "randomness/coins.py": "Draws one independent coin per sample and step.",
+        "randomness/independent.py": "Adds N(0, σ²) with the mechanism's σ.",
+        "randomness/noise.py": "Draws secret noise from ChaCha20, and never the same numbers twice.",
+        "randomness/pairwise.py": "Adds a pair's noise with opposite signs, and each node's own noise.",
+        "randomness/protocol.py": "States what every kind of noise must answer.",
+        "runs/booked.py": "Registers a run in the budget book before its first release.",
+        "runs/budgets.py": "Calibrates each node's noise for its own J, b and (ε, δ).",
+        "runs/build.py": "Hands the counted mechanisms to the engine.",
+        "runs/config.py": "Refuses a configuration that means two things.",
+        "runs/problem.py": "Loads each node's own records, and takes the model from public facts.",
+        "runs/resolve.py": "Settles open values before they are counted.",
+        "runs/starting.py": "Counts an earlier run's budget when its model is the start.",
+        "runs/summary.py": "Publishes no number of private records.",
+        "runs/train.py": "Opens ledgers and book before training, and continues a run only as it was.",
+        "seeds.py": "Keys public randomness only.",
+        "threads.py": "Waits for every thread and raises its error.",
+    },
+    GPU: {
+        "engine/step.py": "Pays for a step before the kernel computes its messages.",
+        "kernels/chacha.py": "Draws the same secret noise as the CPU.",
+        "kernels/group_norm.py": "Computes the same gradients as the rule for GroupNorm.",
+        "kernels/positions.py": "Computes the same sums as the rule for convolutions.",
+        "kernels/push.py": "Adds noise before it mixes.",
+        "kernels/rows.py": "Computes the norms and clip factors of samples.",
+    },
+    TORCHRUN: {
+        "transport/checks.py": "Refuses messages that can be no model.",
+        "transport/rendezvous.py": "Checks what other processes say, and takes nothing about its own nodes from them.",
+        "transport/torch_distributed.py": "Sends released messages only.",
+    },
+    SITES: {
+        "sites/agreement.py": "Turns the signed agreement into the run that is counted.",
+        "sites/canonical.py": "Writes one value as one sequence of bytes.",
+        "sites/identity.py": "Keeps the site's keys private.",
+        "sites/journal.py": "Restores the table as it was at the last commit.",
+        "sites/net/client.py": "Sends committed messages only.",
+        "sites/net/server.py": "Serves committed messages only, to members only.",
+        "sites/net/tls.py": "Requires TLS 1.3 and the member's certificate.",
+        "sites/policy.py": "Checks the site's policy before anything is signed.",
+        "sites/protocol/frames.py": "Checks every message from outside before it is used.",
+        "sites/protocol/mailbox.py": "Holds committed messages only.",
+        "sites/protocol/gossip.py": "Stops the site when a message with its own signature is not in its own log.",
+        "sites/protocol/peers.py": "Lets no peer change what this site sends or counts.",
+        "sites/protocol/pairs.py": "Derives a pair's secret that nobody else can compute, and deletes it in time.",
+        "sites/run.py": "Commits, records, posts and waits in this order, and stops when a rule is broken.",
+        "sites/store.py": "Keeps what the site has signed, durably.",
+        "sites/trainer.py": "Commits a step before it is sent, and repeats none with new noise.",
+        "sites/transport.py": "Sends sums of released messages only.",
+        "transport/link.py": "Adds up released messages only.",
+    },
+}
+OUTSIDE = {
+    "*__init__.py": "Imports and names.",
+    "__main__.py": "Calls the command line.",
+    "api.py": "Passes arguments to `runs`, which checks them.",
+    "cli*.py": "Passes arguments to `runs` and `sites`, which check them.",
+    "plugins.py": "Finds packages. What it finds declares a mechanism, which is counted.",
+    "audit/*": "Attacks runs on made-up data. It can miss a mistake, and it makes none.",
+    "research/*": "Imported by nothing. Its methods declare a mechanism, which is counted.",
+    "planner/*": "Chooses public numbers from public or made-up data. The accountant counts the numbers that it chose.",
+    "report/*": "Reads published files of a run folder.",
+    "runs/card.py": "Reads published numbers.",
+    "runs/charts.py": "Reads published numbers.",
+    "runs/first.py": "Writes a first configuration from public facts.",
+    "runs/reference.py": "Prints the keys of run.toml.",
+    "runs/result.py": "Reads a finished model.",
+    "runs/rows.py": "Prepares new rows for a finished model.",
+    "runs/sections.py": "Names the sections of run.toml for Python.",
+    "runs/views.py": "Reads published numbers, and prints ε by `accounting/shown.py`.",
+    "clock.py": "Simulates time.",
+    "graph/*": "Chooses who hears a message. Every message is counted as if everybody heard it.",
+    "metrics.py": "Compares predictions with public labels.",
+    "models/networks.py": "Builds a public model. `gradients/stacked.py` probes it.",
+    "models/options.py": "Names models.",
+    "data/draft.py": "Drafts a schema from public tables.",
+    "features/*": "Fixed maps of one sample, with public weights.",
+    "transport/*": "Carries messages that were already released and counted.",
+    "sites/audit.py": "Writes down refused messages of others.",
+    "sites/doctor.py": "Tests connections before a run.",
+    "sites/metrics.py": "Shows public counts.",
+    "sites/net/*": "Carries sealed messages, or explains why a link fails.",
+    "sites/protocol/outliers.py": "Judges messages of others.",
+    "sites/signed.py": "Checks signatures of a finished run.",
+    "sites/status.py": "Shows public counts.",
+}
+# Files of one process on a CPU that run only if somebody chooses what they do.
+CHOSEN = (
+    "accounting/curve.py", "accounting/pairwise.py", "data/images.py", "data/samples.py", "data/text.py",
+    "features/encode.py", "features/maps.py", "gradients/dropout.py", "gradients/positions.py",
+    "gradients/rules/conv.py", "gradients/rules/embedding.py", "gradients/rules/norm.py", "gradients/unrolled.py",
+    "randomness/pairwise.py", "runs/starting.py",
+)  # fmt: skip
+_SKIPPED = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
+    tokenize.ENCODING,
+}  # fmt: skip
+_HEAD = """# Trusted base
+
+These files must be right for ε to be true. A file is in this list if a mistake in it could make the true ε of a private
+run larger than the ε that privsgp prints. Lines are lines of code, without blank lines, comments and docstrings.
+
+privsgp also trusts Python, numpy, scipy, PyTorch, dp-accounting, cryptography, SQLite, the operating system and the
+hardware. Between sites it trusts gRPC to carry bytes, and nothing else.
+
+{totals}
+
+`python docs/trusted_base.py` writes this page. A test compares it with the code.
+"""
+
+
+def code_lines(path: Path) -> int:
+    """Count lines of code: no blank lines, comments or docstrings."""
+    text = path.read_text()
+    docs: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                docs.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _SKIPPED:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - docs)
+
+
+def reason(name: str) -> str | None:
+    """Return why a file is not in the trusted base; None if no pattern names it."""
+    return next((why for pattern, why in OUTSIDE.items() if fnmatch(name, pattern)), None)
+
+
+def page() -> str:
+    """Return the page."""
+    counts = {str(p.relative_to(PACKAGE)): code_lines(p) for p in sorted(PACKAGE.rglob("*.py"))}
+    sums = {layer: sum(counts[name] for name in files) for layer, files in TRUSTED.items()}
+    rows = ["| | files | lines of code |", "|---|---:|---:|"]
+    rows += [f"| {layer} | {len(files)} | {sums[layer]:,} |" for layer, files in TRUSTED.items()]
+    chosen = sum(counts[name] for name in CHOSEN)
+    rows.insert(3, f"| – of which run only if chosen (pairwise noise, images, texts, …) | {len(CHOSEN)} | {chosen:,} |")
+    rows += [f"| All together | {sum(map(len, TRUSTED.values()))} | {sum(sums.values()):,} |"]
+    rows += [f"| The whole package | {len(counts)} | {sum(counts.values()):,} |"]
+    parts = [_HEAD.format(totals="\n".join(rows))]
+    for layer, files in TRUSTED.items():
+        more = "" if layer == CPU else " These come on top of one process on a CPU."
+        parts += [f"## {layer}\n\n{len(files)} files, {sums[layer]:,} lines.{more}\n"]
+        parts += ["| file | lines | what it must get right |", "|---|---:|---|"]
+        parts += [f"| `{name}` | {counts[name]} | {right} |" for name, right in sorted(files.items())] + [""]
+    trusted = {name for files in TRUSTED.values() for name in files}
+    others: dict[str, list[str]] = {}
+    for name in counts:
+        if name not in trusted:
+            others.setdefault(reason(name) or "", []).append(name)
+    parts += [
+        "## Not in the trusted base\n",
+        "| files | lines | why a mistake cannot make ε larger |",
+        "|---|---:|---|",
+    ]
+    for why, names in others.items():
+        parts += [f"| {', '.join(f'`{name}`' for name in names)} | {sum(counts[n] for n in names)} | {why} |"]
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
