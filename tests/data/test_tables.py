@@ -345,7 +345,15 @@ def test_a_table_of_whole_numbers_is_known(count):
     own, others = counts(count, 0), [counts(count, 1), counts(count, 2)]
     renamed = own.rename_columns([name.title() for name in own.column_names])
     anew = own.set_column(0, "id", pa.array(np.arange(count)[::-1] + 7))
-    for copied in (own.slice(0, 15), own.slice(1), anew, anew.slice(1), own.drop_columns("id"), renamed):
+    for copied in (
+        own.slice(0, 15),
+        own.slice(1),
+        anew,
+        anew.slice(1),
+        own.slice(3, 1),
+        own.drop_columns("id"),
+        renamed,
+    ):
         assert same_records.same_rows(copied, [others[0], own, others[1]])
     for honest in (counts(20, 7), counts(count, 8), counts(1, 9)):
         assert not same_records.same_rows(honest, [own, *others])

@@ -118,12 +118,13 @@ def same_rows(public: Any, own: Sequence[Any]) -> bool:  # noqa: ANN401 - Arrow'
     common = [name for name in tables[0] if all(name in table for table in tables)]
     common = [name for name in common if not naming.get(name, False)] or common
     telling = [name for name in common if name not in naming]
-    for names in (common, telling):
-        found, *others = ([_sum(table, names) for table in tables]) if names else [np.empty(0, np.uint64)]
+    for names in filter(None, (common, telling)):
+        found, *others = (_sum(table, names) for table in tables)
         if in_common(found, others):
             return True
+    whole = [_sum(table, common) for table in tables if common]
     for name in common if len(common) > 1 else ():
-        found, *others = (_sum(table, common) - table[name] for table in tables)
+        found, *others = (rows - table[name] for rows, table in zip(whole, tables, strict=True))
         differ = all(len(np.unique(rows)) == len(rows) for rows in (found, *others))
         if differ and len(found) >= _KINDS and in_common(found, others):
             return True
@@ -135,10 +136,10 @@ def digests(table: Any, ignored: Collection[str]) -> list[str]:  # noqa: ANN401 
 
     One text is of all columns but those `ignored`. Others leave out a column that may only name rows, or all of them.
     """
-    found = cells(table)
-    used = [name for name in found if name not in {_plain(name) for name in ignored}] or list(found)
-    naming = [name for name in used if name in _naming(table)]
-    sets = [used, [name for name in used if name not in naming]]
+    found, codes, left = cells(table), _naming(table), {_plain(name) for name in ignored}
+    used = [name for name in found if name not in left] or list(found)
+    naming = [name for name in used if name in codes]
+    sets = [used, [name for name in used if name not in codes]]
     sets += [[name for name in used if name != left_out] for left_out in naming[:_LEFT_OUT] if len(naming) > 1]
     sums = [_sum(found, names) for names in sets if names]
     return [_digest(rows) for i, rows in enumerate(sums) if not i or len(np.unique(rows)) >= _KINDS]
@@ -155,11 +156,11 @@ def drafted_from(drafted: Sequence[str], table: Any, used: Collection[str]) -> b
 
     Looked at are the columns that are `used`, without any one of them, and with one or all of the others.
     """
-    found = cells(table)
-    names = [name for name in found if name in {_plain(name) for name in used}] or list(found)
+    found, wanted = cells(table), {_plain(name) for name in used}
+    names = [name for name in found if name in wanted] or list(found)
     if not names:
         return False
-    base, others = _sum(found, names), [name for name in found if name not in names]
+    base, others = _sum(found, names), list(found.keys() - names)
     tried = [base, _sum(found, list(found)), *(base + found[name] for name in others)]
     tried += [base - found[name] for name in names]
     known = [one.split("-") for one in drafted]
@@ -185,14 +186,14 @@ def _parts(rows: Hashes, count: int) -> list[str]:
 def _naming(table: Any) -> dict[str, bool]:  # noqa: ANN401 - Arrow's
     """Return columns that may be codes of rows, and whether these end in running numbers: P1, P2, P3, …
 
-    Running numbers are the same in tables of different people.
+    Running numbers are the same in tables of different people. Of few rows nobody can tell.
     """
     found = {}
     for name in table.column_names:
         values = _texts(table.column(name)).to_pylist()
         if len(set(values)) == len(values) and not any("." in value for value in values):
             numbers = [int(ends[-1]) for value in values if (ends := re.findall(r"\d{1,18}$", value))]
-            dense = len(numbers) == len(values) > 0 and max(numbers) - min(numbers) < 2 * len(values)
+            dense = len(numbers) == len(values) >= _KINDS and max(numbers) - min(numbers) < 2 * len(values)
             found[_plain(name)] = dense
     return found
 
