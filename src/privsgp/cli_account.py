@@ -203,8 +203,11 @@ def _mechanism(
     algorithm, trust = ALGORITHMS[name], "secure aggregation" if aggregated > 1 else "per-node"
     if trust not in (*algorithm.trusts, "per-node"):
         raise Refused(f"--aggregated {aggregated} with --algorithm {name}", "leave it out")
+    given = {key: value for key, value in own.items() if value is not None}
+    for key in given.keys() - algorithm.Options.model_fields.keys():
+        raise Refused(f"--{key.replace('_', '-')} {given[key]} with --algorithm {name}", "leave it out")
     try:
-        options = algorithm.Options(**{key: value for key, value in own.items() if value is not None})
+        options = algorithm.Options(**given)
     except ValidationError as error:
         remedy = f"take values that [algorithm] of run.toml takes with name = {name!r}"
         raise Refused(f"--algorithm {name}: {fault(error)}", remedy) from error
