@@ -497,7 +497,10 @@ def test_account_and_calibrate_count_a_weight_of_differences():
     formula = runs.command("account", *node, "--sigma=1", "--difference-scale=auto", "--accountant=published", "--json")
     assert json.loads(formula.out)["difference_scale"] == 1
     for own, words in (
-        (("--difference-scale=0.5", "--algorithm=privsgp"), ("--difference-scale 0.5 with --algorithm privsgp", "leave it out")),
+        (
+            ("--difference-scale=0.5", "--algorithm=privsgp"),
+            ("--difference-scale 0.5 with --algorithm privsgp", "leave it out"),
+        ),
         (("--difference-scale=much",), ("--algorithm privsgp-vr", "difference_scale")),
         (("--difference-scale=1.5",), ("difference_scale", "less than or equal to 1")),
     ):
