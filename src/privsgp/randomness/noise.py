@@ -43,7 +43,7 @@ PURPOSES = ("noise", "coins")
 
 # Columns of a row made at a time: the buffers fit a core's cache. It is part of what `Keyed` promises to repeat.
 _PIECE = 1 << 16
-_TILE = 1 << 18  # numbers that a thread makes at a time
+_TILE = 1 << 20  # numbers that a thread makes at a time: with fewer, threads wait for Python's lock
 _BLOCK_BYTES = 64
 _NONCE = struct.Struct("<4I")
 _WIDE = 1 << 32
