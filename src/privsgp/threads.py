@@ -7,9 +7,10 @@ rows go through `in_threads`.
 from __future__ import annotations
 
 import os
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -26,25 +27,33 @@ def in_threads(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     Guarantee: when it returns or raises, no thread is still at work.
     """
     threads = torch.get_num_threads()
+    share = min(threads, len(items))  # each thread takes every share-th item: one call each, however many items
 
-    def alone(item: T) -> R:
+    failed = threading.Event()
+
+    def some(first: int) -> list[R]:
         torch.set_num_threads(1)  # each thread has a number of its own
-        return work(item)
+        try:
+            return [work(item) for item in items[first::share] if not failed.is_set()]
+        except BaseException:
+            failed.set()  # no other item is begun
+            raise
 
-    begun: list[Future[R]] = []
+    begun: list[Future[list[R]]] = []
     torch.set_num_threads(1)
     try:
-        if threads == 1 or len(items) < 2:
+        if share < 2:
             return [work(item) for item in items]
-        begun += [_pool(threads).submit(alone, item) for item in items]
-        wait(begun, return_when=FIRST_EXCEPTION)
+        begun += [_pool(threads).submit(some, first) for first in range(share)]
     finally:
-        wait([one for one in begun if not one.cancel()])
+        wait(begun)
         torch.set_num_threads(threads)
-    failed = [one.exception() for one in begun if not one.cancelled()]
-    for error in filter(None, failed):
+    for error in filter(None, [one.exception() for one in begun]):
         raise error
-    return [one.result() for one in begun]
+    done: list[Any] = [None] * len(items)
+    for first, one in enumerate(begun):
+        done[first::share] = one.result()
+    return done
 
 
 @cache
