@@ -104,7 +104,6 @@ TRUSTED: dict[str, dict[str, str]] = {
         "runs/config.py": "Refuses a configuration that means two things.",
         "runs/problem.py": "Loads each node's own records, and takes the model from public facts.",
         "runs/resolve.py": "Settles open values before they are counted.",
-        "runs/starting.py": "Counts an earlier run's budget when its model is the start.",
         "runs/summary.py": "Publishes no number of private records.",
         "runs/train.py": "Opens ledgers and book before training, and continues a run only as it was.",
         "seeds.py": "Keys public randomness only.",
@@ -183,7 +182,7 @@ CHOSEN = (
     "accounting/curve.py", "accounting/pairwise.py", "data/images.py", "data/samples.py", "data/text.py",
     "features/encode.py", "features/maps.py", "gradients/dropout.py", "gradients/positions.py",
     "gradients/rules/conv.py", "gradients/rules/embedding.py", "gradients/rules/norm.py", "gradients/unrolled.py",
-    "randomness/pairwise.py", "runs/starting.py",
+    "randomness/pairwise.py",
 )  # fmt: skip
 _SKIPPED = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -72,10 +72,10 @@ def test_a_folder_in_use_is_said_without_the_command_lines_options(tmp_path):
 
 
 def test_options_become_arguments():
-    refused = Refused("{ledger} with {start_records}", "add {resume} or {out}", ledger="runs/a", start_records="others",
+    refused = Refused("{ledger} with {test_is_public}", "add {resume} or {out}", ledger="runs/a", test_is_public=True,
                       resume=True, out=None)  # fmt: skip
-    assert str(refused) == "--ledger runs/a with --from-records others\n  → add --resume or --out"
-    assert str(refused.from_python()) == "ledger=runs/a with start_records=others\n  → add resume=True or out=…"
+    assert str(refused) == "--ledger runs/a with data.test = 'public'\n  → add --resume or --out"
+    assert str(refused.from_python()) == "ledger=runs/a with test_is_public=True\n  → add resume=True or out=…"
 
 
 ROOMS = ("accounting", "data", "engine", "features", "runs", "transport", "graph", "errors")

@@ -33,7 +33,6 @@ from privsgp.runs import problem as problems
 from privsgp.runs import train as training
 from privsgp.runs.result import MARK, Result
 from privsgp.runs.sections import plain
-from privsgp.runs.starting import Records, Start
 from privsgp.transport.rendezvous import join
 
 if TYPE_CHECKING:
@@ -72,8 +71,6 @@ def train(
     features: nn.Module | Features | Keys | None = None,
     resume: bool = False,
     ledger: str | Path | None = None,
-    start: str | Path | Result | None = None,
-    start_records: Records = "these",
     moved: bool = False,
     metrics: Mapping[str, Metric] | None = None,
     progress: bool | None = None,
@@ -99,11 +96,10 @@ def train(
     .npz files. `test` is then one too. Without a seed, metrics on test data stay in
     private/ unless `test_is_public`, and the number of `classes` is to be given unless a schema, public names of
     classes or public test labels show it.
-    `ledger` is an earlier run on this data: both spend from one budget. `start` is one whose model to start from
-    (`start_records`: made of "these" records, which takes its ledger, of "others", or of "public" ones). `name` to
-    `engine` are the sections of run.toml: `graph="ring"`, `privacy=privsgp.Privacy(epsilon=1.0)` or
-    `privacy={"epsilon": 1.0}`, `algorithm={"name": "privsgp-vr", "steps": 300}`. `metrics` are your own, each of
-    all outputs and targets of the test data at once.
+    `ledger` is an earlier run on this data: both spend from one budget. `name` to `engine` are the sections of
+    run.toml: `graph="ring"`, `privacy=privsgp.Privacy(epsilon=1.0)` or `privacy={"epsilon": 1.0}`,
+    `algorithm={"name": "privsgp-vr", "steps": 300}`. `metrics` are your own, each of all outputs and targets of the
+    test data at once.
     `features` is the section of that name, or any encoder: a frozen module, each sample by itself, whose outputs
     `model` is trained on. A `loss` of your own maps (outputs, targets) to one number per sample; `correct` likewise to
     0 or 1. With torch's own (reduction="none") it is known what outputs mean; with another, targets are classes unless
@@ -116,7 +112,9 @@ def train(
     if not isinstance(model, nn.Module):
         remedy = "give a torch.nn.Module, an instance, not its class; privsgp.models.make('mlp', …) makes one"
         raise Refused(f"model={model!r}", remedy)
-    begun, folder = _start(model, features, start, start_records, seed), Path(out)
+    folder = Path(out)
+    if seed is None:  # a simulation protects nobody, whatever it starts from
+        _refuse_trained(model, features)
     sections = {
         "name": name, "seed": seed, "nodes": nodes, "graph": graph, "privacy": privacy, "algorithm": algorithm,
         "clock": clock, "plan": plan, "engine": engine,
@@ -164,14 +162,13 @@ def train(
     problem = problems.brought_home(config, alone, world)
     _refuse_unfit(problem, measure)
     config, planned = planning.settle(config, problem, folder, resume=resume, world=world)
-    problem = problem if begun is None or not begun.named else begun.put_into(problem)
     _say(problems.test_notes(config, problem))
     if kind is None and correct is None and targets != "regression":
         _say(["accuracy is unknown: the loss is your own, and no correct=… says which outputs are right"])
     with watching(config.algorithm.steps, False if world.rank else progress) as watch:
         result = training.run(
             config, problem, folder, resume=resume, moved=moved, ledgers=None if ledger is None else Path(ledger),
-            watch=watch, plan=planned, start=begun, world=world,
+            watch=watch, plan=planned, world=world,
         )  # fmt: skip
     if not world.rank:
         page.leave(result.folder, result.summary)
@@ -265,31 +262,15 @@ def _read(
     return brought, public, count, np.concatenate(known) if len(known) == len(names) else None
 
 
-def _start(
-    model: nn.Module, features: object, given: str | Path | Result | None, records: Records, seed: int | None
-) -> Start | None:
-    """Return the run that is started from: the one that is named, else the one that the model says it comes from.
-
-    What samples go through first may come from a run too: it is as much a part of what is started from.
-    """
-    came = _runs_of(features)
-    if given is not None:
-        start = Start.of(given.folder if isinstance(given, Result) else Path(given), records)
-        if seed is None and (other := came - {str(start.folder.resolve())}):
-            raise Refused(f"start={start.folder}, and features from {min(other)}", "take both from one run")
-        return start  # the model's own weights are not used
-    came |= _runs_of(model)
-    if not came or seed is not None:  # a simulation protects nobody, wherever it starts
-        return None
-    if len(came) > 1:
-        raise Refused(f"a model of parts from {len(came)} runs: {', '.join(sorted(came))}", "start from one of them")
-    return replace(Start.of(Path(came.pop()), records), named=False)
-
-
-def _runs_of(module: object) -> set[str]:
-    """Return the runs whose models a module has parts of."""
-    parts = module.modules() if isinstance(module, nn.Module) else ()
-    return {getattr(part, MARK) for part in parts if hasattr(part, MARK)}
+def _refuse_trained(*given: object) -> None:
+    """Refuse modules with layers from an earlier run: on its records a private run would spend more than it counts."""
+    for module in given:
+        for layer in module.modules() if isinstance(module, nn.Module) else ():
+            if (run := getattr(layer, MARK, None)) is not None:
+                raise Refused(
+                    f"{type(module).__name__} has weights that the run in {run} learnt",
+                    "give a new module; load_state_dict puts weights into it that come from public records alone",
+                )
 
 
 def _encoder(given: object, config: configs.Config, dataset: data_room.Dataset) -> nn.Module | None:

@@ -113,13 +113,6 @@ def train(
     ledger: Annotated[
         Path | None, typer.Option(help="An earlier run on this data, or its ledger folder: to go on with its budget.")
     ] = None,
-    start: Annotated[
-        Path | None,
-        typer.Option("--from", help="An earlier run whose model to start from; on its data: with --ledger."),
-    ] = None,
-    records: Annotated[
-        str, typer.Option("--from-records", help="What that model was made of: these, others or public records.")
-    ] = "these",
     drop: Annotated[float, typer.Option(help="Simulated network: the chance that a message is lost.")] = 0.0,
     delay: Annotated[int, typer.Option(help="Simulated network: messages are late by 0 to so many steps.")] = 0,
     crash: Annotated[
@@ -138,25 +131,22 @@ def train(
     if "WORLD_SIZE" not in os.environ:  # processes of torchrun refuse together, once they have met
         refuse_used(place, resume=resume, secret=settings.secret)
     cli_data.there(ledger)
-    cli_data.there(start)
     from privsgp.planner import settle as planning
     from privsgp.report import page
     from privsgp.runs import build
     from privsgp.runs import problem as problems
     from privsgp.runs import train as training
-    from privsgp.runs.starting import Start
     from privsgp.transport import rendezvous
 
     world = rendezvous.join()
     if not world.rank:  # of several processes the first speaks
         note(*([training.standing(place)] if resume else []), *problems.unsaid(settings))
-    begun = None if start is None else Start.of(start, records)
     with doing("reading the data", quiet=world.rank > 0) as say:
         problem = problems.load_problem(settings, data_dir, world)
         settings, plan = planning.settle(
             settings, problem, place, resume=resume, world=world, data_dir=data_dir, say=say
         )
-    problem = problems.at_start(settings, problem) if begun is None else begun.put_into(problem)
+    problem = problems.at_start(settings, problem)
     if plan is not None:
         err.print(f"planned: {planning.described(plan)}", soft_wrap=True)
     note(*problems.notes(settings, problem, world))
@@ -167,7 +157,7 @@ def train(
     with bar(settings.algorithm.steps) as watch:
         result = training.run(
             settings, problem, place, resume=resume, moved=moved, ledgers=ledger, watch=watch, plan=plan, faults=faults,
-            start=begun, world=world,
+            world=world,
         )  # fmt: skip
     if not world.rank:
         page.leave(result.folder, result.summary)

@@ -51,7 +51,7 @@ class Refused(InWords, ValueError):
         return Refused(*(_filled(text, self.options, _argument) for text in self.templates))
 
 
-_OPTIONS = {"start": "--from", "start_records": "--from-records", "test_is_public": "data.test = 'public'"}
+_OPTIONS = {"test_is_public": "data.test = 'public'"}
 
 
 def _filled(text: str, options: dict[str, object], write: Callable[[str, object], str]) -> str:

@@ -153,7 +153,6 @@ class RunSpec:
     final_model: FinalModel = field(default_factory=FinalModel)
     noise: Noise = field(default_factory=IndependentNoise)
     card: Mapping[str, Any] = field(default_factory=dict)  # what a model's file says of the model
-    started_from: Mapping[str, Any] | None = None  # the earlier run whose model x⁰ is, and whether it is counted
     sites: Sequence[str] = ()  # what people call the nodes
     pretraining: str | None = None  # what the samples' encoder was learnt from: it stands beside every number
     share_metrics: bool = True  # metrics on test data: told to peers and kept for others to read; else in private/

@@ -46,7 +46,6 @@ def build_run(
     world: World | None = None,
     faults: Faults | None = None,
     agreed: dict[str, Any] | None = None,
-    started_from: dict[str, Any] | None = None,
 ) -> RunSpec:
     """Decide everything: σ_i from budgets, the clock, the device. What is impossible is refused here.
 
@@ -95,7 +94,6 @@ def build_run(
         share_metrics=config.test_is_public,
         pretraining=pretraining(config.features.name),
         card=card(config, problem),
-        started_from=started_from,
     )
     refuse_vast(spec, places)
     return spec

@@ -19,6 +19,7 @@ from privsgp.data.same_records import hashes_of, is_tested_on_own
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
 from privsgp.features.maps import encoded, make_encoder
+from privsgp.gradients import Layout
 from privsgp.metrics import Measure
 from privsgp.outside import From1
 from privsgp.runs.budgets import per_node
@@ -208,6 +209,11 @@ def at_start(config: Config, problem: Problem) -> Problem:
         return problem
     d = problem.dataset
     return dataclasses.replace(problem, model=first_model(config, problem.sample_shape, d.y.shape[1:], d.classes)[0])
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Return the SHA-256 of x⁰: every process and every site of a run must start from the same."""
+    return hashlib.sha256(Layout.of(model).flatten(model).cpu().numpy().tobytes()).hexdigest()
 
 
 def refuse_counted(config: Config, dataset: data.Dataset) -> None:

@@ -80,7 +80,6 @@ def summary(
         "steps_planned": spec.steps,
         "ended": _ended(spec, outcome),
         "model": spec.final_model.text,
-        "started_from": spec.started_from,
         "weights": None if spec.weights is None else list(spec.weights),
         "difference_scale": None if (saga := p.mechanisms[0].weighted) is None else saga.difference_scale,
         "dim": outcome.state.x.shape[1],

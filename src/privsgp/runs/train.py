@@ -26,12 +26,12 @@ from privsgp.errors import Refused, Stopped
 from privsgp.files import finite, write, write_json
 from privsgp.gradients import Layout
 from privsgp.outside import Hash, Real, shown
-from privsgp.runs import booked, starting, views
+from privsgp.runs import booked, views
 from privsgp.runs import card as cards
 from privsgp.runs import config as configs
 from privsgp.runs.budgets import declared
 from privsgp.runs.build import build_run, refuse_faults
-from privsgp.runs.problem import Problem, layout
+from privsgp.runs.problem import Problem, layout, weights_digest
 from privsgp.runs.resolve import resolve
 from privsgp.runs.result import Result, load_result
 from privsgp.runs.summary import SEEN, seen, summary
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from privsgp.engine.trainer import Watcher
     from privsgp.runs.config import Config
     from privsgp.runs.resolve import Resolved
-    from privsgp.runs.starting import Start
     from privsgp.transport.lossy import Faults
 
 # What a process checks in a summary that another one wrote for it.
@@ -67,7 +66,6 @@ def run(
     watch: Watcher | None = None,
     plan: dict[str, Any] | None = None,
     faults: Faults | None = None,
-    start: Start | None = None,
     world: World | None = None,
 ) -> Result:
     """Train, and leave a complete run folder behind. On a finished run `resume` changes nothing.
@@ -75,18 +73,17 @@ def run(
     `moved` says that the run's folder was taken to another disk or machine, and that no copy of it goes on elsewhere.
     `ledgers` is the ledger folder of an earlier run on the same data: its budget is what this run may go on spending.
     `plan` is kept as plan.json: what `planning.settle` chose for "auto", and why. `faults` are of a simulated network.
-    `start` is the earlier run whose model is x⁰. `world` are the processes that torchrun started: this call then runs
+    `world` are the processes that torchrun started: this call then runs
     one process's share, and resumes by itself after a restart.
     """
-    world, ledgers = world or World(), None if ledgers is None else starting.ledger_folder(ledgers)
+    world, ledgers = world or World(), None if ledgers is None else _ledger_folder(ledgers)
     with world.leaving(), contextlib.ExitStack() as locks:
         folder, resolved = _resolve(config, problem, out, world, resume=resume)
-        around = _circumstances(resolved, world, faults, start)
+        around = _circumstances(resolved, world, faults)
         if _is_finished(folder, resolved.config, around, world, resume=resume):
             return load_result(folder, problem.model, problem.encoder, cards.card(resolved.config, problem))
-        earlier, records = _budgets(resolved, folder, ledgers, start, world)
-        begun = starting.told(start, ledgers or folder.ledgers)
-        spec = build_run(resolved, earlier, world, faults, started_from=begun)
+        earlier, records = _budgets(resolved, folder, ledgers, world)
+        spec = build_run(resolved, earlier, world, faults)
         training = Trainer(spec, folder, watch, world)
         world.all_or_none(lambda: locks.enter_context(folder.locked()))
         beside = _open(spec, resolved, folder, world, around, records, ledgers=ledgers, moved=moved, plan=plan)
@@ -102,7 +99,7 @@ def _resolve(config: Config, problem: Problem, out: Path, world: World, *, resum
     resolved = world.all_or_none(lambda: resolve(config, problem, configs.started(folder.config) if goes_on else None))
     if not world.alone:  # numbers that were "auto" were not there yet when configurations were compared
         encoder = None if problem.encoder is None else features.digest(problem.encoder)
-        weights, settled = starting.digest(problem.model), resolved.config.shared()["algorithm"]
+        weights, settled = weights_digest(problem.model), resolved.config.shared()["algorithm"]
         made = {"number of weights": Layout.of(problem.model).dim, "SHA-256 of the first weights": weights}
         made |= {"SHA-256 of the features": encoder} | {f"algorithm.{key}": value for key, value in settled.items()}
         refuse_differences(world, made)
@@ -110,13 +107,11 @@ def _resolve(config: Config, problem: Problem, out: Path, world: World, *, resum
 
 
 def _budgets(
-    resolved: Resolved, folder: Folder, ledgers: Path | None, start: Start | None, world: World
+    resolved: Resolved, folder: Folder, ledgers: Path | None, world: World
 ) -> tuple[list[list[Segment]], Sequence[Records | None]]:
     """Return what earlier runs have spent of each node's budget, and the records of the nodes here."""
-    config, problem, where = resolved.counted, resolved.problem, ledgers or folder.ledgers
-    world.all_or_none(lambda: starting.refuse_uncounted(start, config, where))
+    config, problem = resolved.counted, resolved.problem
     earlier = world.all_or_none(lambda: earlier_runs(folder, ledgers, config, problem.block, problem.samples))
-    world.all_or_none(lambda: starting.refuse_other_ledgers(start, config, where, earlier))
     records: Sequence[Records | None] = [None] * len(problem.parts)  # which everybody can have
     if not config.data.published:
         records = booked.records_of(problem.hashes, problem.dataset, problem.parts)
@@ -171,7 +166,7 @@ def _train(training: Trainer, folder: Folder) -> Outcome:
         training.close()
 
 
-def _circumstances(resolved: Resolved, world: World, faults: Faults | None, start: Start | None) -> dict[str, Any]:
+def _circumstances(resolved: Resolved, world: World, faults: Faults | None) -> dict[str, Any]:
     """Return what a resumed run must find as it was; refuse what the algorithm cannot do with."""
     algorithm = ALGORITHMS[resolved.config.algorithm.name]
     if faults is not None:
@@ -182,9 +177,12 @@ def _circumstances(resolved: Resolved, world: World, faults: Faults | None, star
         raise Refused(f"{what} with {world.size} processes", "run it in one process, without torchrun")
     around = {"processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults)}
     told: dict[str, Any] = json.loads(json.dumps(around))
-    if start is not None:
-        told["start"] = {"run": start.run, "x0": starting.digest(resolved.problem.model)}
     return told
+
+
+def _ledger_folder(path: Path) -> Path:
+    """Return the folder of a run's ledgers: `path` is the run folder, or the ledger folder itself."""
+    return (Folder(path).ledgers or path / "ledger") if (path / "run.json").exists() else path
 
 
 def earlier_runs(

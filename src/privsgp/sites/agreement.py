@@ -25,10 +25,9 @@ from privsgp.gradients import Layout
 from privsgp.graph.assumptions import HORIZON
 from privsgp.options import Count, Options, Positive, option
 from privsgp.runs import config as configs
-from privsgp.runs import starting
 from privsgp.runs.budgets import per_node, with_scale
 from privsgp.runs.build import build_run
-from privsgp.runs.problem import assembled, first_model
+from privsgp.runs.problem import assembled, first_model, weights_digest
 from privsgp.runs.resolve import make_graph, resolve
 from privsgp.sites.canonical import canonical, digest
 from privsgp.sites.identity import Card, Hex
@@ -491,7 +490,7 @@ def graph_hash(graph: Graph) -> str:
 
 def _model(model: nn.Module, encoder: nn.Module | None) -> dict[str, Any]:
     told = None if encoder is None else features.digest(encoder)
-    return {"weights": Layout.of(model).dim, "x0": starting.digest(model), "features": told}
+    return {"weights": Layout.of(model).dim, "x0": weights_digest(model), "features": told}
 
 
 def _is_time(text: str) -> bool:
