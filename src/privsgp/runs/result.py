@@ -1,8 +1,8 @@
 """What a run leaves for those who use its model: a module that is ready, predictions, metrics.
 
 A model is read from the files of a finished run alone, released models all of them: whatever is done with one is
-post-processing, and costs no privacy. Nothing is unpickled. The one exception is training: a run that starts from a
-model on the records it was made of adds to what they have spent (`starting.py`).
+post-processing, and costs no privacy. Nothing is unpickled. The one exception is training: without a seed,
+`privsgp.train` refuses to start from such a model.
 """
 
 from __future__ import annotations
