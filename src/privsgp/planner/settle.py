@@ -162,7 +162,7 @@ def samples_of(config: Config, source: Source, problem: Problem, data_dir: Path 
         return stand_in.make(d.x.shape[1:], d.classes, d.y.shape[1:], samples=count, scale=scale or 1.0)
     task: data.Task = "regression" if d.classes is None else "classification"
     name = str(file_path(source.name, data_dir, config.base))
-    d = data.load(name, data_dir=data_dir, task=task, form=config.data.form, pixels=config.takes_pixels)
+    d = data.load(name, data_dir=data_dir, task=task, form=config.data.form)
     x, y = d.x, d.y
     if problem.encoder is not None:
         few = np.random.default_rng(1).permutation(len(x))[: 5 * count]
