@@ -38,14 +38,14 @@ GRAPHS = {
 def rehearsal():
     samples = stand_in.make((20,), 5, samples=800)
     model = models.make("mlp", input_shape=(20,), outputs=5, seed=0, hidden=64)
-    return Rehearsal(model, models.per_sample("cross-entropy"), models.correct("cross-entropy"), samples)
+    return Rehearsal(model, models.per_sample("cross-entropy"), [samples, samples])
 
 
 def run(rehearsal, graph, sigmas):
     """All nodes for real: own samples, own noise, the graph's mixing; the same coins whatever σ is."""
-    n, rows = graph.nodes, len(rehearsal.samples.y) // graph.nodes
+    n, rows = graph.nodes, len(rehearsal.runs[0].y) // graph.nodes
     coins, noise = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
-    x, y = (t[: n * rows].reshape(n, rows, *t.shape[1:]) for t in (rehearsal.samples.x, rehearsal.samples.y))
+    x, y = (t[: n * rows].reshape(n, rows, *t.shape[1:]) for t in (rehearsal.runs[0].x, rehearsal.runs[0].y))
 
     def driver(k, event):
         if isinstance(event, Exchange):
