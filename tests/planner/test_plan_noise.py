@@ -108,7 +108,7 @@ def test_curvature_pulls_noise_back():
     model = torch.nn.Linear(1, 4000, bias=True)
     torch.nn.init.zeros_(model.weight)
     torch.nn.init.zeros_(model.bias)
-    rehearsal = Rehearsal(model, lambda out, _y: out.square().sum(-1) / 2, None, samples)
+    rehearsal = Rehearsal(model, lambda out, _y: out.square().sum(-1) / 2, [samples])
     left = rehearsal.moved(RehearsalSpec("privsgp", Settings(clip=1e6), 0.1, 1e9), 6.4)  # γ = 0.1, 64 steps
     expected = (1 + sum(0.9 ** (2 * k) for k in range(64)) / 64) / 2  # weights see inputs of 0, biases curvature 1
     assert left == pytest.approx(expected, rel=0.05)

@@ -6,8 +6,8 @@ the standard deviation κT per coordinate however many steps T is divided into, 
 coarse steps with the same T, κ and number of visits tell how a long run will end.
 
 A rehearsal has several runs, each with samples and a seed of its own: weak to strong signals of made-up data, or
-several divisions of public data. They run stacked, as the nodes of one block. Rehearsals that would hardly differ are made once
-(`RehearsalSpec.alike`).
+several divisions of public data. They run stacked, as the nodes of one block. Rehearsals that would hardly differ
+are made once (`RehearsalSpec.alike`).
 """
 
 from __future__ import annotations

@@ -166,18 +166,12 @@ class GraphSection(Options):
     name: Annotated[str, _one_of(GRAPHS)] = option("exponential", "the network")
 
 
-def _left_to_the_planner[T](
-    keys: Sequence[str],
-    values: Any,  # noqa: ANN401 - whatever was given
-    handler: Callable[[Any], T],
-) -> T:
-    """Check a section without the keys that are "auto", and remember them."""
+def _left_to_the_planner(keys: Sequence[str], values: Any) -> tuple[tuple[str, ...], Any]:  # noqa: ANN401 - any kind
+    """Return the keys of a section that are "auto", and the section without them."""
     if not isinstance(values, dict):
-        return handler(values)
+        return (), values
     auto = tuple(key for key in keys if values.get(key) == "auto")
-    checked = handler({key: value for key, value in values.items() if key not in auto})
-    setattr(checked, "_auto", auto)  # noqa: B010 - of either section
-    return checked
+    return auto, {key: value for key, value in values.items() if key not in auto}
 
 
 class Privacy(Options):
@@ -199,7 +193,10 @@ class Privacy(Options):
     @model_validator(mode="wrap")
     @classmethod
     def _leave_to_the_planner(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401
-        return _left_to_the_planner(("clip",), values, handler)
+        auto, rest = _left_to_the_planner(("clip",), values)
+        checked = handler(rest)
+        checked._auto = auto or checked._auto
+        return checked
 
     @property
     def nominal(self) -> bool:
@@ -251,7 +248,10 @@ class AlgorithmSection(UpdateOptions, FinalModelOptions):
     @model_validator(mode="wrap")
     @classmethod
     def _leave_to_the_planner(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401
-        return _left_to_the_planner(AUTO, values, handler)
+        auto, rest = _left_to_the_planner(AUTO, values)
+        checked = handler(rest)
+        checked._auto = auto or checked._auto
+        return checked
 
 
 class Clock(Options):

@@ -108,6 +108,7 @@ def write_values(path: Path, values: Mapping[str, Any]) -> None:
 
     Raises:
         Refused: If a value in the file has several lines, so that a line alone cannot be replaced.
+
     """
     before = tomllib.loads(path.read_text(encoding="utf-8"))
     lines = path.read_text(encoding="utf-8").splitlines()
