@@ -44,7 +44,7 @@ from privsgp.data.tables import is_table
 from privsgp.data.text import TextOptions
 from privsgp.engine.averaging import FinalModelOptions
 from privsgp.errors import Refused
-from privsgp.features.options import EFFICIENTNET, FEATURES
+from privsgp.features.options import FEATURES
 from privsgp.files import flat, read_toml
 from privsgp.graph import GRAPHS
 from privsgp.models.options import MODELS
@@ -503,11 +503,6 @@ class Config(Options):
         """Whether it adds noise that nobody can compute again: what it releases is paid for."""
         return self.private and self.seed is None
 
-    @property
-    def takes_pixels(self) -> bool:
-        """Whether samples go through a network that was trained on images with values from 0 to 1."""
-        return self.features.name == EFFICIENTNET
-
     def step_size(self, k: int) -> float:
         """Return γ_k: a constant, the paper's √(n/K), or a schedule's."""
         given, steps = self.algorithm.step_size, self.algorithm.steps
@@ -810,7 +805,7 @@ GONE: dict[str, tuple[str, Any]] = {
 _FORMER = (
     ("algorithm", "table", ("block",)),
     ("algorithm", "average", ("exponential",)),
-    ("features", "name", ("random-conv", "efficientnet-lite1", "efficientnet-lite2")),
+    ("features", "name", ("random-conv", "efficientnet-lite0", "efficientnet-lite1", "efficientnet-lite2")),
 )
 
 

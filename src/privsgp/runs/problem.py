@@ -132,10 +132,7 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
         _refuse_other_sizes(config, [len(rows) for rows in parts], block)
     else:
         name = str(file_path(d.name, data_dir, config.base))
-        dataset = data.load(
-            name, data_dir=data_dir, task=task, classes=d.classes, form=d.form, pixels=config.takes_pixels,
-            own=config.seed is None,
-        )  # fmt: skip
+        dataset = data.load(name, data_dir=data_dir, task=task, classes=d.classes, form=d.form, own=config.seed is None)
         parts = split(config, dataset)
     dataset = with_test(dataset, _public_test(config, block, dataset.name), d.form)
     if not d.published:
