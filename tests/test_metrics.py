@@ -98,6 +98,19 @@ def test_a_metric_that_says_nothing_is_said_to_be_dull():
     assert "dull" not in good
 
 
+def test_probabilities_that_are_worse_than_the_base_rate_are_named():
+    y = torch.tensor([0] * 74 + [1] * 26)
+    sure = torch.where(torch.arange(100) % 3 == 0, -4.0, 3.0)[:, None] * (2.0 * y[:, None] - 1)
+    found = Measure("binary", 2)(sure, y)
+    p = torch.sigmoid(sure[:, 0]).double()
+    assert found["brier"] == pytest.approx(float((p - y).square().mean()))
+    assert found["baseline"]["brier"] == pytest.approx(0.74 * 0.26)
+    told = [line for line in found["dull"] if "worse than predicting the base rate" in line]
+    assert [line.split(" 1")[0].split(" 0")[0] for line in told] == ["log loss", "brier"]
+    three = Measure("cross-entropy", 3)(torch.zeros(6, 3), torch.arange(6) % 3)
+    assert three["brier"] == pytest.approx(2 / 3)  # summed over classes
+
+
 def test_a_loss_of_ones_own_has_the_accuracy_that_correct_says():
     outputs, y = _made(1, 3)
     correct = Measure(correct=lambda o, t: (o.argmax(-1) == t).float())

@@ -182,15 +182,13 @@ def show_agreement(study: Study, home: Home = None, as_json: Json = False) -> No
 
 def _show(agreement: Agreement, home: Path | None = None) -> None:
     v, limits = agreement.values, agreement.limits
-    sizes = [size for size in (agreement.step_bytes, agreement.message_bytes) if size is not None]
-    after = f" ({sizes[1]:,} after a loss)" if len(sizes) > 1 else ""
-    shape = f"samples of shape {v['sample']['shape']}"
+    shape, size = f"samples of shape {v['sample']['shape']}", agreement.message_bytes
     rows = {
         "run": agreement.run,
         "learns": f"{v['config']['model']['name']}, d = {agreement.weights:,}, {shape}",
         "by": f"{agreement.algorithm}, K = {v['steps']}, then {agreement.rounds - v['steps']} rounds of mixing",
         "noise": f"shared by pairs of sites: ε holds{_if_honest(agreement)}" if agreement.honest is not None else "",
-        "graph": f"{agreement.config.graph.name}, {len(agreement.links)} links, {sizes[0]:,} bytes a message{after}",
+        "graph": f"{agreement.config.graph.name}, {len(agreement.links)} links, {size:,} bytes a message",
         "limits": f"deadline {limits.deadline:g} s, staleness {limits.staleness} steps, at least {limits.fewest} sites",
         "join until": v["expires"],
     }

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 Kind = Literal["cross-entropy", "binary", "mse"]
-CLASSES = ("accuracy", "balanced_accuracy", "f1", "auc", "log_loss", "calibration_error")
+CLASSES = ("accuracy", "balanced_accuracy", "f1", "auc", "log_loss", "brier", "calibration_error")
 VALUES = ("r2", "mae", "rmse")
 NAMES = (*CLASSES, *VALUES)
 PICTURES = ("confusion", "roc", "calibration")
@@ -119,6 +119,7 @@ def probabilities(outputs: NDArray[np.float64], kind: Kind) -> Probabilities:
 def of_classes(p: Probabilities, y: Labels) -> dict[str, float | None]:
     """Return metrics of classification; F1 is that of class 1, or the mean over classes where there are more.
 
+    The Brier score is the mean of (p − y)² for class 1, or summed over classes where there are more.
     A class that no test sample has counts nowhere, and leaves AUC, the mean of one class against the rest, unknown.
     """
     from sklearn import metrics
@@ -132,6 +133,7 @@ def of_classes(p: Probabilities, y: Labels) -> dict[str, float | None]:
         "f1": float(metrics.f1_score(y, said, average="macro", zero_division=0, **each)),
         "auc": float(metrics.roc_auc_score(y, p[:, 1] if two else p, multi_class="ovr")) if every else None,
         "log_loss": float(metrics.log_loss(y, p, labels=list(classes))),
+        "brier": float(np.square(p - np.eye(len(classes))[y]).sum(1).mean() / (2 if two else 1)),
         "calibration_error": _calibration_error(_bins(p, y)),
     }
 
@@ -214,21 +216,24 @@ def dull(found: Mapping[str, Any], samples: int) -> list[str]:
     """Say which metrics are no better than a guess that never looks at a sample: two standard errors count as none."""
     guess = found.get(BASELINE, {})
     told = []
-    for name in ("accuracy", "balanced_accuracy", "auc", "r2"):
+    for name, words in _GUESSES.items():
         value, base = found.get(name), guess.get(name)
         if value is None or base is None:
             continue
         room = 2 * math.sqrt(base * (1 - base) / samples) if name == "accuracy" else 0.0
-        if value <= base + room:
-            told.append(f"{name} {shown(name, value)} is no better than {_GUESSES[name]} ({shown(name, base)})")
+        if (value > base) if name in LOWER else (value <= base + room):
+            told.append(f"{name.replace('_', ' ')} {shown(name, value)} is {words} ({shown(name, base)})")
     return told
 
 
+LOWER = ("log_loss", "brier")  # of probabilities: the smaller the better
 _GUESSES = {
-    "accuracy": "always predicting the most frequent class",
-    "balanced_accuracy": "always predicting one class",
-    "auc": "tossing a coin",
-    "r2": "always predicting the mean",
+    "log_loss": "worse than predicting the base rate",
+    "brier": "worse than predicting the base rate",
+    "accuracy": "no better than always predicting the most frequent class",
+    "balanced_accuracy": "no better than always predicting one class",
+    "auc": "no better than tossing a coin",
+    "r2": "no better than always predicting the mean",
 }
 
 

@@ -357,7 +357,7 @@ def test_status_and_log_show_each_link_and_why_one_fails(consortium, caplog):
         until(lambda: rows(cork)["basel", "cork"]["step"] == 4 and rows(cork)["cork", "basel"]["step"] == 3)
         until(lambda: rows(basel)["basel", "cork"]["step"] == 4 and rows(basel)["cork", "basel"]["step"] == 3)
         for way in (("basel", "cork"), ("cork", "basel")):
-            assert rows(cork)[way]["bytes"] == rows(basel)[way]["bytes"] >= c.agreement.step_bytes
+            assert rows(cork)[way]["bytes"] == rows(basel)[way]["bytes"] >= c.agreement.message_bytes
         assert rows(cork)["aachen", "cork"]["step"] is None
         until(lambda: state(cork)["sites"]["basel"]["there"])  # a beat is as long as this silence
         assert state(cork)["sites"]["basel"]["error"] is None

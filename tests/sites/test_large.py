@@ -22,8 +22,8 @@ def test_eleven_million_weights_travel_as_float32_and_to_the_last_bit(consortium
     for i, summary in enumerate(summaries):
         assert not c.audited(i)
         np.testing.assert_array_equal(c.model(i), z[i])
-        count, size = summary["site"]["messages"]["posted"], c.agreement.step_bytes
-        # 44 MB each, where the sums would be 88 MB; the last may be on its way
+        count, size = summary["site"]["messages"]["posted"], c.agreement.message_bytes
+        # 88 MB each; the last may be on its way
         assert (count - 1) * size < summary["bytes_sent"] < count * (size + 400)
 
 

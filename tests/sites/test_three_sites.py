@@ -31,8 +31,8 @@ def test_undisturbed_a_run_of_sites_is_the_simulated_one_to_the_last_bit(consort
         assert [one["distance"] is None for one in summary["site"]["roster"]] == [j == i for j in range(3)]
         assert max(one["distance"] or 0 for one in summary["site"]["roster"]) < 1e-6
         assert not c.audited(i)
-        count, size = summary["site"]["messages"]["posted"], c.agreement.step_bytes
-        # nothing was lost: messages were x in float32 and w, and no sums; the last may be on their way
+        count, size = summary["site"]["messages"]["posted"], c.agreement.message_bytes
+        # nothing was lost; the last may be on their way
         assert (count - 2) * size < summary["bytes_sent"] < 1.3 * count * (size + 300)
         assert {path.stat().st_mode & 0o777 for path in (c.out(i) / "private").iterdir()} == {0o600}
 

@@ -90,6 +90,7 @@ class Summary(_Evaluated):
     f1: _Number = None
     auc: _Number = None
     log_loss: _Number = None
+    brier: _Number = None
     calibration_error: _Number = None
     r2: _Number = None
     mae: _Number = None

@@ -229,17 +229,10 @@ class Agreement:
         """The exact length of a message's body: the running sums of x and w in float64."""
         return 8 * (self.weights + 1)
 
-    @property
-    def step_bytes(self) -> int | None:
-        """The exact length of what is new for who has the message before; None where that is no shorter."""
-        size = np.dtype(self.config.engine.dtype).itemsize
-        return size * self.weights + 8 if size < 8 else None
-
-    def share(self, k: int, link: tuple[int, int]) -> float | None:
-        """Return the share that a link carries at step k; None where it is not used then."""
+    def share(self, k: int, link: tuple[int, int]) -> float:
+        """Return the share that a link carries at step k."""
         edges = self.graph.edges(k)
-        (at,) = np.nonzero((edges.source == link[0]) & (edges.target == link[1]))
-        return float(edges.share[at[0]]) if len(at) else None
+        return float(edges.share[(edges.source == link[0]) & (edges.target == link[1])].sum())
 
     def most_weight(self, link: tuple[int, int], after: int, step: int) -> float:
         """Return the most weight that a link can carry after one step, up to another: n (1 − Π (1 − p_k)).
@@ -249,7 +242,7 @@ class Agreement:
         """
         held = 1.0
         for k in range(step, after, -1):
-            held *= 1 - (self.share(k, link) or 0.0)
+            held *= 1 - self.share(k, link)
             if held < _CLOSE:
                 return float(len(self.roster))
         return len(self.roster) * (1 - held)
@@ -409,10 +402,10 @@ def propose(
     relay: Card | None = None,
 ) -> Agreement:
     """Make an agreement from a configuration and the sites' cards; of the data only the shape of samples is used."""
-    nodes, auto = config.data.nodes, config.algorithm.auto
+    nodes, auto = config.data.nodes, config.auto
     faults = (
         (nodes != len(roster), f"data.nodes = {nodes} with {len(roster)} cards", "give one --site CARD per node"),
-        (bool(auto), f"algorithm.{', '.join(auto)} = 'auto'", "write the number that `privsgp plan` gives"),
+        (bool(auto), f"{', '.join(auto)} = 'auto'", "write the number that `privsgp plan` gives"),
         *_algorithm_faults(config),
     )
     _refuse(faults)

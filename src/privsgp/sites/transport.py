@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from privsgp.errors import Interrupted, Refused
-from privsgp.sites.protocol.frames import Frame, Header, Step, body_of, step_body
+from privsgp.sites.protocol.frames import Frame, Header, body_of
 from privsgp.sites.protocol.mailbox import wait_for
 from privsgp.sites.protocol.outliers import Arrival, Outliers
 from privsgp.transport.link import gathered, grown
@@ -78,13 +78,11 @@ class SitesTransport(Transport):
         """Split what the node holds among its links, and make the messages of step k; none of them leaves yet."""
         links, shares = self._shares(k)  # asked once: sites may come and go at any moment
         self._refuse_copy()
-        body, bases = step_body(x[0].cpu().numpy(), float(w[0])), self.last.tolist()
         self.last[links] = k
         self.kept.fill_(1 - _sum(shares))
         for link, share in zip(links.tolist(), shares.tolist(), strict=True):
             self.sums[link] = grown(self.sums[link], x[0].cpu().numpy(), float(w[0]), share)
-        in_part = self.agreement.step_bytes is not None
-        return [self._signed(link, Step(bases[link], body) if in_part else None) for link in links.tolist()]
+        return [self._signed(link) for link in links.tolist()]
 
     def post(self, messages: list[Frame]) -> None:
         """Let the messages of a step be sent.
@@ -168,11 +166,11 @@ class SitesTransport(Transport):
         own = (edges.source == self.node) & (edges.target != self.node) & ~np.isin(edges.target, absent)
         return np.searchsorted(self.targets, edges.target[own]), edges.share[own]
 
-    def _signed(self, link: int, news: Step | None = None) -> Frame:
-        """Sign the newest sums of a link, with what is new since the message before, if known."""
+    def _signed(self, link: int) -> Frame:
+        """Sign the newest sums of a link."""
         body, digest = body_of(self.sums[link])
         about = self.agreement.run, self.node, self.targets[link], self.members.incarnation, int(self.last[link])
-        return Frame.make(self.site, Header(*about, len(body), digest), body, news)
+        return Frame.make(self.site, Header(*about, len(body), digest), body)
 
     def _post(self, messages: Iterable[Frame]) -> None:
         """Let messages be sent, except to sites that have left; first they are in the log of own messages."""

@@ -80,9 +80,6 @@ class Client:
         self.inbox, self.outbox, self.members, self.audit = inbox, outbox, members, audit
         self.ended = threading.Event()
         self.failures: dict[int, Cause] = {}  # why the last attempt to talk to a peer failed, if it has
-        self._whole: set[int] = (
-            set()
-        )  # peers with which messages travel as a whole: what is new in one alone has failed
         self._unusable: dict[int, int] = {}  # by source: the step of a relay's message that could not be used
         self._threads: list[threading.Thread] = []
         self._channels: set[grpc.Channel] = set()
@@ -236,25 +233,19 @@ class Client:
         def urgent() -> bool:
             return self.ended.is_set() or self.members.version != version
 
-        until, before = time.monotonic() + BEAT, None
+        until = time.monotonic() + BEAT
         while not urgent() and (left := until - time.monotonic()) > 0:  # on a long way, a hello costs as much as a step
             frame = self.outbox.wait(peer, self.members.have_of(peer), left, urgent)
             if frame is not None:
-                self._push(peer, channel, frame, whole=frame is before)  # again: the peer has not the one before it
-            before = frame
+                self._push(peer, channel, frame)
 
-    def _push(self, peer: int, channel: grpc.Channel, frame: Frame, *, whole: bool) -> None:
-        """Bring a peer a message, as a whole or what is new in it."""
-        after = None if whole or peer in self._whole else self.members.have_of(peer)
+    def _push(self, peer: int, channel: grpc.Channel, frame: Frame) -> None:
+        """Bring a peer a message."""
         push, asked = channel.stream_unary(f"/{SERVICE}/Push"), self.members.others[peer].incarnation
-        self._whole.add(peer)  # where this fails
-        pieces = counted(self.outbox.bytes_to, peer, frame.pieces(after))
+        pieces = counted(self.outbox.bytes_to, peer, frame.pieces())
         said = read_said(Yours, push(pieces, timeout=self.agreement.limits.transfer))
-        self._whole.discard(peer)
         self.members.look(said)
-        in_part = frame.step is not None and after == frame.step.base
-        step = said.newest if in_part else max(said.newest, frame.header.step)
-        self.members.took(peer, step, said.newest, asked)
+        self.members.took(peer, max(said.newest, frame.header.step), said.newest, asked)
 
     def _is_met(self, peer: int) -> bool:
         return self.members.others[peer].incarnation > 0 and self.inbox.is_open and self.members.is_fresh()
@@ -265,12 +256,10 @@ class Client:
             return
         pull = channel.unary_stream(f"/{SERVICE}/Pull")
         before = self.inbox.newest(peer)
-        request = canonical({"run": self.agreement.run, "after": before, "whole": peer in self._whole})
+        request = canonical({"run": self.agreement.run, "after": before})
         pieces = iter(pull(request, timeout=PULL + self.agreement.limits.transfer))
         first = next(pieces, None)
         if first is not None and self.members.is_fresh():  # again: this process may have been suspended meanwhile
-            self._whole.add(peer)  # where this fails
             self.inbox.receive(peer, first, pieces)
-            self._whole.discard(peer)
         if self.inbox.newest(peer) == before:
             self.ended.wait(_FIRST)

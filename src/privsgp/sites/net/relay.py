@@ -62,7 +62,7 @@ class Seal:
         if len(text) < _HEAD.size:
             raise Rejected("seal", f"a sealed message of {len(text)} bytes")
         size = _HEAD.size + _HEAD.unpack_from(text)[0]
-        header, signature, _ = frames.opened(text[_HEAD.size : size])
+        header, signature = frames.opened(text[_HEAD.size : size])
         frames.refuse_head(self.agreement, source, self.node, header, signature)
         if len(body := memoryview(text)[size:]) != header.length:
             raise Rejected("length", f"{len(body)} of {header.length} bytes")

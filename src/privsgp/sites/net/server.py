@@ -61,7 +61,6 @@ class _Wanted(Options):
 
     run: Hash
     after: Newest
-    whole: bool
 
 
 class _Drop(Options):
@@ -204,7 +203,7 @@ class Server:
             self.members.heard(call.peer)
             frame = self.outbox.wait(call.peer, asked.after, PULL, lambda: self._over(call))
             if frame is not None:
-                yield from counted(self.outbox.bytes_to, call.peer, frame.pieces(None if asked.whole else asked.after))
+                yield from counted(self.outbox.bytes_to, call.peer, frame.pieces())
 
     def _drop(self, kept: Relay, parts: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Keep a member's sealed message for another; say what is kept of it."""

@@ -4,10 +4,6 @@ A message is a header, its sender's signature of it, and the body: the running s
 (transport/link.py), d + 1 float64. The header holds the body's SHA-256, so the signature is of both: two headers of one
 step with different hashes prove that their sender said two things. Lengths are known from the agreement; no memory is
 taken for others.
-
-Who has the link's message before this one needs half of that: x of this step as it is, d float32, and w. The share that
-the link carries of them is public, so the receiver makes the same sums of it, bit by bit, and the header's hash shows
-that they are the same.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ import hashlib
 import math
 import struct
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature
@@ -25,7 +21,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from privsgp.errors import InWords
 from privsgp.outside import From1, Hash, Whole, shown
 from privsgp.sites.canonical import canonical
-from privsgp.transport.link import grown, parts
+from privsgp.transport.link import parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +35,6 @@ PIECE = 1 << 20  # bytes of a body that travel as one message of gRPC
 SIGNATURE = 64
 _ANYTHING: dict[str, Any] = {"over": "ignore", "invalid": "ignore"}  # may come: it is refused, and warns of nothing
 _HEAD = struct.Struct("<H")
-_BASE = struct.Struct("<q")
 _MOST_HEADER = 1024
 
 
@@ -85,34 +80,24 @@ class Header:
 _HEADER = TypeAdapter(Header)
 
 
-class Step(NamedTuple):
-    """What a message brings to who has the one before it: x in the model's precision, w in float64."""
-
-    base: int  # the step of the message before, −1 where this is the first
-    body: memoryview
-
-
 @dataclass(frozen=True)
 class Frame:
-    """A message: its header, signed, and its body; where it is known, also what is new in it."""
+    """A message: its header, signed, and its body."""
 
     header: Header
     signature: bytes
     body: bytes | memoryview
-    step: Step | None = None
 
     @classmethod
-    def make(cls, site: Site, header: Header, body: bytes | memoryview, step: Step | None = None) -> Frame:
+    def make(cls, site: Site, header: Header, body: bytes | memoryview) -> Frame:
         """Sign a message."""
-        return cls(header, site.sign(b"message", header.text()), body, step)
+        return cls(header, site.sign(b"message", header.text()), body)
 
-    def pieces(self, after: int | None = None) -> Iterator[bytes]:
-        """Yield what goes over a stream: the head, then a body, a piece at a time; what is new for who has `after`."""
-        first, body = head(self.header, self.signature), self.body
-        if self.step is not None and after == self.step.base:
-            first, body = first + _BASE.pack(self.step.base), self.step.body
-        yield first
-        yield from in_pieces(body)
+    def pieces(self) -> Iterator[bytes]:
+        """Yield what a stream carries: the header with its signature, then the body, a piece at a time."""
+        text = self.header.text()
+        yield _HEAD.pack(len(text)) + text + self.signature
+        yield from in_pieces(self.body)
 
     def sums(self) -> NDArray[np.float64]:
         """Return the running sums that the body is."""
@@ -136,35 +121,12 @@ def body_of(sums: NDArray[np.float64]) -> tuple[memoryview, str]:
     return body, hashlib.sha256(body).hexdigest()
 
 
-def step_body(x: NDArray[Any], w: float) -> memoryview:
-    """Return a copy of x and w of a step as the body for who has the message before."""
-    body = np.empty(x.nbytes + 8, np.uint8)
-    body[:-8].view(x.dtype.newbyteorder("<"))[:] = x
-    body[-8:] = np.frombuffer(np.array([w], "<f8").tobytes(), np.uint8)  # a view would have to begin at eight bytes
-    return body.data
-
-
-def split_step(body: bytes | memoryview, dtype: str) -> tuple[NDArray[Any], float]:
-    """Return x and w of such a body."""
-    size = np.dtype(dtype).itemsize
-    d = (len(body) - 8) // size
-    return np.frombuffer(body, np.dtype(dtype).newbyteorder("<"), d), float(np.frombuffer(body, "<f8", 1, d * size)[0])
-
-
-def head(header: Header, signature: bytes) -> bytes:
-    """Return a header and its signature as they travel, and are kept."""
-    text = header.text()
-    return _HEAD.pack(len(text)) + text + signature
-
-
-def opened(piece: bytes) -> tuple[Header, bytes, int | None]:
-    """Read the first piece of a stream: the header, its signature, and the step that a body of what is new is after."""
+def opened(piece: bytes) -> tuple[Header, bytes]:
+    """Read the first piece of a stream: the header and its signature."""
     end = _HEAD.size + (_HEAD.unpack(piece[: _HEAD.size])[0] if len(piece) >= _HEAD.size else 0)
-    base = piece[end + SIGNATURE :]
-    if len(piece) < _HEAD.size + SIGNATURE or len(piece) < end + SIGNATURE or len(base) not in (0, _BASE.size):
+    if len(piece) < _HEAD.size + SIGNATURE or len(piece) != end + SIGNATURE:
         raise Rejected("form", f"a first piece of {len(piece)} bytes")
-    after = _BASE.unpack(base)[0] if base else None
-    return Header.read(piece[_HEAD.size : end]), piece[end : end + SIGNATURE], after
+    return Header.read(piece[_HEAD.size : end]), piece[end:]
 
 
 def refuse_head(agreement: Agreement, peer: int, node: int, header: Header, signature: bytes) -> None:
@@ -194,15 +156,6 @@ def read_body(pieces: Iterator[bytes], length: int) -> memoryview:
     if filled != length:
         raise Rejected("length", f"{filled} of {length} bytes")
     return body
-
-
-def read_step(
-    header: Header, signature: bytes, news: Step, before: NDArray[np.float64], share: float, dtype: str
-) -> Frame:
-    """Return the message that `news` leads to, for a receiver that has the sums before it; nothing is checked yet."""
-    with np.errstate(**_ANYTHING):
-        sums = grown(before, *split_step(news.body, dtype), share)
-    return Frame(header, signature, sums.data.cast("B"), news)
 
 
 def refuse_body(frame: Frame, before: NDArray[np.float64], most: float, dtype: str) -> None:

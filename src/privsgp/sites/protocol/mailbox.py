@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsgp.sites.protocol.frames import Frame, Rejected, Step, opened, read_body, read_step, refuse_body, refuse_head
+from privsgp.sites.protocol.frames import Frame, Rejected, opened, read_body, refuse_body, refuse_head
 from privsgp.sites.store import Store
 
 if TYPE_CHECKING:
@@ -181,24 +181,12 @@ class Inbox:
             return news
 
     def receive(self, peer: int, first: bytes, rest: Iterator[bytes]) -> None:
-        """Read a message of a peer's, piece by piece, through all checks; one that is not news is not read.
-
-        Nor is what is new after another message than the one that is here: the answer says which that is.
-        """
-        (header, signature, base), pieces = opened(first), counted(self.bytes_from, peer, rest)
+        """Read a message of a peer's, piece by piece, through all checks; one that is not news is not read."""
+        (header, signature), pieces = opened(first), counted(self.bytes_from, peer, rest)
         self.bytes_from[peer] += len(first)
         refuse_head(self.agreement, peer, self.node, header, signature)
-        if not self.is_news(header, signature):
-            return
-        after, before = self.last(peer)
-        if base is None:
+        if self.is_news(header, signature):
             self.put(Frame(header, signature, read_body(pieces, header.length)))
-        elif base == after:
-            share, length = self.agreement.share(header.step, (peer, self.node)), self.agreement.step_bytes
-            if share is None or length is None:
-                raise Rejected("link", f"a step that the link does not carry: {header.step}")
-            news = Step(base, read_body(pieces, length))
-            self.put(read_step(header, signature, news, before, share, self.agreement.config.engine.dtype))
 
     def put(self, frame: Frame) -> None:
         """Let a message in, after all checks; one that has become old meanwhile is dropped.
