@@ -9,6 +9,7 @@ import torch
 from privsgp import features
 from privsgp.errors import Refused
 from privsgp.features import maps, synthetic
+from privsgp.features.maps import make_encoder
 
 SMALL = features.Choice("scattering", scales=1, angles=4, like="strokes", components=12)
 IMAGES = torch.from_numpy(np.random.default_rng(1).standard_normal((6, 1, 8, 8), np.float32))
@@ -87,13 +88,18 @@ def test_made_up_images_are_images(kind):
     ("choice", "shape", "words"),
     [
         (SMALL, (64,), r"features.name = 'scattering' with samples of shape \[64\]"),
-        (features.Choice("random-conv"), (8, 8), "features.name = 'random-conv' is unknown"),
         (features.Choice("scattering", scales=1, like="strokes", components=33), (8, 8), "features.components = 33"),
     ],
 )
 def test_what_cannot_be_is_refused(choice, shape, words):
     with pytest.raises(Refused, match=words):
         features.make(choice, shape, seed=0)
+
+
+@pytest.mark.parametrize(("name", "options"), [("random-conv", {"filters": 9}), ("efficientnet-lite0", {"size": 64})])
+def test_maps_of_earlier_versions_are_refused_by_name(name, options):
+    with pytest.raises(Refused, match=f"features.name = '{name}' is unknown"):
+        make_encoder(name, options, (8, 8))
 
 
 @pytest.mark.parametrize("like", [None, "leaves"])

@@ -184,9 +184,9 @@ def test_stragglers_are_nodes():
 @pytest.mark.parametrize(
     ("values", "what"),
     [
-        ({"features": {"name": "scattering", "size": 3}}, "features.size = 3 with features.name = 'scattering'"),
+        ({"features": {"name": "scattering", "size": 3}}, "unknown key features.size = 3"),
         ({"features": {"name": "scattering", "components": 9}}, "features.components = 9"),
-        ({"features": {"name": "efficientnet-lite0", "order": 2}}, "features.order = 2"),
+        ({"features": {"name": "wordllama", "order": 2}}, "features.order = 2"),
         (
             {"algorithm": {"name": "local", "final_mixing": 2}},
             "algorithm.final_mixing = 2 with algorithm.name = 'local'",

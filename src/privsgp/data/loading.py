@@ -64,13 +64,12 @@ PLAIN = Form()
 
 def load(
     name: str, *, data_dir: Path | None = None, task: Task = "classification", classes: int | None = None,
-    form: Form = PLAIN, pixels: bool = False, own: bool = False,
+    form: Form = PLAIN, own: bool = False,
 ) -> Dataset:  # fmt: skip
     """The data set `name`: digits, mnist, cifar10, a9a, or the path of a file: .npz, or what its `form` says.
 
     `classes` is for .npz files, where it stands above the file's own number `classes`. With `task="regression"` labels
-    become real targets. With `pixels` built-in images have values from 0 to 1 instead of scaled ones. `own` as for
-    `read_file`.
+    become real targets. `own` as for `read_file`.
     """
     if name not in _KNOWN and (is_file(name) or form.fits(Path(name))):
         found = read_file(file_path(name, data_dir), task, form, own=own)
@@ -82,7 +81,7 @@ def load(
     if classes not in (None, known.classes):
         raise Refused(f"data.classes = {classes} with data.name = {name!r}", f"leave it out: it has {known.classes}")
     x, y, x_test, y_test = known.read(data_dir)
-    inputs = (known.scaled(some, pixels=pixels) for some in (x, x_test))
+    inputs = (known.scaled(some) for some in (x, x_test))
     return from_arrays(next(inputs), y, next(inputs), y_test, name=name, task=task, classes=known.classes)
 
 
@@ -317,14 +316,13 @@ class _Published(NamedTuple):
     mean: tuple[float, ...] = (0.0,)
     deviation: tuple[float, ...] = (1.0,)
 
-    def scaled(self, x: Array, *, pixels: bool) -> Array:
-        """Return inputs on the public scale; as `pixels` they go from 0 to 1."""
+    def scaled(self, x: Array) -> Array:
+        """Return inputs on the public scale."""
         made = x.astype(np.float32)
         made /= np.float32(self.full)
-        if not pixels:
-            channels = (-1, *(1,) * (x.ndim - 2)) if x.ndim > 2 else (-1,)
-            made -= np.array(self.mean, np.float32).reshape(channels)
-            made /= np.array(self.deviation, np.float32).reshape(channels)
+        channels = (-1, *(1,) * (x.ndim - 2)) if x.ndim > 2 else (-1,)
+        made -= np.array(self.mean, np.float32).reshape(channels)
+        made /= np.array(self.deviation, np.float32).reshape(channels)
         return made
 
 

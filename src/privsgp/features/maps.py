@@ -1,8 +1,7 @@
 """Feature maps by name: a fixed map of each sample alone, made of an image's shape and public randomness.
 
-An image goes through scattering or a network with public weights (`efficientnet`), is brought to
-mean 0 and variance 1 within the sample (by a network: to its mean on ImageNet), and is then shortened and brought to
-one scale by `whitening`. No statistic of the nodes' data enters, so this costs no privacy.
+An image goes through scattering, is brought to mean 0 and variance 1 within the sample, and is then shortened and
+brought to one scale by `Whitening`. No statistic of the nodes' data enters, so this costs no privacy.
 
 Few features instead of many: the leading principal directions of made-up images' features, brought to one scale.
 
@@ -26,22 +25,18 @@ import torch
 from torch import Tensor, nn
 
 from privsgp.errors import Refused
-from privsgp.features import efficientnet, synthetic, wordllama
+from privsgp.features import synthetic, wordllama
 from privsgp.features.encode import cache_folder, encode_once, output_shape
-from privsgp.features.options import EFFICIENTNET, WORDLLAMA
+from privsgp.features.options import FEATURES, WORDLLAMA
 from privsgp.features.scattering import Scattering
 from privsgp.seeds import public_seed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import TypeAlias
 
     from numpy.typing import NDArray
 
     from privsgp.data import Dataset
-
-    Base: TypeAlias = "Scattering | efficientnet.EfficientNetLite"
-
 
 MADE_UP = 2048  # images that means and directions are measured on
 _CHUNK = 8
@@ -60,31 +55,18 @@ class Choice:
     components: int = 512
     power: float = 1.0
     mirror: bool = False  # an image and its mirror image have the same features
-    size: int | None = None  # pixels a side that an encoder is shown
 
 
 class FeatureMap(nn.Module):
     """[B, C, H, W] or [B, H, W] → [B, F], rows of length √F."""
 
-    def __init__(self, base: Base, *, mirror: bool = False, whitening: Whitening | None = None) -> None:
+    def __init__(self, base: Scattering, *, mirror: bool = False, whitening: Whitening | None = None) -> None:
         super().__init__()
         self.base, self.mirror, self.whitening = base, mirror, whitening
 
     def extra_repr(self) -> str:
         """Name what is in no buffer."""
         return "mirror" if self.mirror else ""
-
-    def refuse_other_values(self, dataset: Dataset) -> None:
-        """Refuse images that are not in pixels from 0 to 1, where a network was trained on those.
-
-        This is said at the site itself, before anything has left it: how images are written down is what a record is.
-        """
-        if not isinstance(self.base, efficientnet.EfficientNetLite):
-            return
-        for key, x in (("x", dataset.x), ("x_test", dataset.x_test)):
-            if x is not None and not (x.min() >= 0 and x.max() <= 1):
-                what = f"{dataset.name}: {key} goes from {x.min():g} to {x.max():g}, and the encoder takes 0 to 1"
-                raise Refused(what, "give images as uint8 (they are divided by 255), or divide them yourself")
 
     def normalised(self, x: Tensor) -> Tensor:
         """Return all features there are, [B, F]."""
@@ -109,13 +91,15 @@ def make_encoder(
     """
     if name in ("none", "module"):
         return None, shape
+    if name not in FEATURES:
+        raise Refused(f"features.name = {name!r} is unknown", "train again with features that this version has")
     encoder: nn.Module
     if name == WORDLLAMA:
         encoder = wordllama.make(shape)
     else:
         # Keys that came later and are not given are left out: a map stays what it was.
         values = {"name": name} | {key: options.get(key) for key in _KEYS}
-        values |= {key: options[key] for key in ("mirror", "size") if key in options}
+        values |= {key: options[key] for key in ("mirror",) if key in options}
         seed = public_seed(None, json.dumps(values, separators=(",", ":")), "features")
         encoder = make(Choice(name, **options), shape, seed)
     return encoder, output_shape(encoder, shape)
@@ -123,8 +107,6 @@ def make_encoder(
 
 def encoded(d: Dataset, parts: Sequence[NDArray[np.int64]], encoder: nn.Module, device: torch.device) -> Dataset:
     """Replace samples by their features."""
-    if isinstance(encoder, FeatureMap):
-        encoder.refuse_other_values(d)
     # A module of the user's may be more than its weights say: what it makes is not kept.
     folder = cache_folder() if isinstance(encoder, FeatureMap | wordllama.WordLlama) else None
     nodes = [encode_once(encoder, d.x[rows], device, folder) for rows in parts]
@@ -158,11 +140,7 @@ def _measured(choice: Choice, image: tuple[int, int, int], seed: int, count: int
         torch.set_num_threads(threads)
 
 
-def _base(choice: Choice, image: tuple[int, int, int]) -> Base:
-    if choice.name == EFFICIENTNET:
-        return efficientnet.make(image, choice.size)
-    if choice.name != "scattering":
-        raise Refused(f"features.name = {choice.name!r} is unknown", "train again with features that this version has")
+def _base(choice: Choice, image: tuple[int, int, int]) -> Scattering:
     return Scattering(*image[1:], scales=choice.scales, angles=choice.angles, order=choice.order)
 
 

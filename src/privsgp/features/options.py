@@ -9,12 +9,15 @@ from pydantic import Field, model_validator
 from privsgp.errors import Refused
 from privsgp.options import Count, Options, option
 
-EFFICIENTNET, WORDLLAMA = "efficientnet-lite0", "wordllama"
+WORDLLAMA = "wordllama"
 
 
-class MapOptions(Options):
-    """What all maps of images have in common."""
+class ScatteringOptions(Options):
+    """The scattering transform of images: wavelets, moduli, averages; then whitening, if `like` is given."""
 
+    scales: Count | None = option(None, "octaves of wavelets; left out: 2")
+    angles: Count | None = option(None, "directions of wavelets; left out: 8")
+    order: Literal[1, 2] | None = option(None, "how often a modulus is taken; left out: 2")
     like: Literal["strokes", "leaves"] | None = option(
         None, "made-up images that whitening is measured on; left out: no whitening"
     )
@@ -32,32 +35,9 @@ class MapOptions(Options):
         return self
 
 
-class ScatteringOptions(MapOptions):
-    """The scattering transform: wavelets, moduli, averages."""
-
-    scales: Count | None = option(None, "octaves of wavelets; left out: 2")
-    angles: Count | None = option(None, "directions of wavelets; left out: 8")
-    order: Literal[1, 2] | None = option(None, "how often a modulus is taken; left out: 2")
-
-
-class EfficientNetOptions(MapOptions):
-    """A frozen network with public ImageNet weights, for images whose pixels go from 0 to 1."""
-
-    size: Count | None = option(
-        None, "pixels a side to which privsgp scales images; default: 224, as the network was trained"
-    )
-
-
-FEATURES: dict[str, type[Options]] = {
-    "none": Options,
-    "scattering": ScatteringOptions,
-    WORDLLAMA: Options,
-    EFFICIENTNET: EfficientNetOptions,
-}
+FEATURES: dict[str, type[Options]] = {"none": Options, "scattering": ScatteringOptions, WORDLLAMA: Options}
 
 
 def pretraining(name: str) -> str | None:
     """Say what a map was learnt from before it was frozen; this stands beside every number that rests on it."""
-    if name == WORDLLAMA:
-        return f"public pre-training on texts ({name})"
-    return f"public pre-training on ImageNet ({name})" if name == EFFICIENTNET else None
+    return f"public pre-training on texts ({name})" if name == WORDLLAMA else None

@@ -13,7 +13,7 @@ from pydantic import ConfigDict
 from privsgp.algorithms.saga import SagaOptions
 from privsgp.data.images import ImageOptions as Images
 from privsgp.data.text import TextOptions as Text
-from privsgp.features.options import EfficientNetOptions, ScatteringOptions
+from privsgp.features.options import ScatteringOptions
 from privsgp.graph.families import RandomOptions
 from privsgp.options import Options
 from privsgp.randomness import PairwiseOptions
@@ -35,7 +35,7 @@ class Graph(configs.GraphSection, RandomOptions):
     """Who talks to whom."""
 
 
-class Features(configs.Features, ScatteringOptions, EfficientNetOptions):
+class Features(configs.Features, ScatteringOptions):
     """What the model sees of a sample: the sample, or a fixed map of it."""
 
 
