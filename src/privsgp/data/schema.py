@@ -299,10 +299,11 @@ def parse(values: object, where: str = "schema") -> Schema:
     try:
         return Schema.model_validate(values)
     except ValidationError as error:
-        raise _refusal(error, where) from error
+        raise refusal(error, where) from error
 
 
-def _refusal(error: ValidationError, where: str) -> Refused:
+def refusal(error: ValidationError, where: str) -> Refused:
+    """Return the refusal of a schema or a dialect: the first key that is wrong."""
     first = error.errors(include_url=False)[0]
     tags = ("number", "category", "yes/no", "ignored")  # pydantic names the type it took
     at = [str(part) for i, part in enumerate(first["loc"]) if not (i == 2 and part in tags)]
