@@ -453,16 +453,14 @@ def _before(choice: Row, rows: list[Row]) -> str:
 
 
 def short(told: dict[str, Any]) -> str:
-    """Return the lines at ε = 1 for evenly spread data and for the most skewed that were run."""
-    lines = ["| ε = 1 | data at the sites | " + " | ".join(KINDS.values()) + " |", "|---" * (2 + len(KINDS)) + "|"]
-    for name, words in WORDS.items():
-        rows = [row for row in told["rows"] if row["data"] == name]
-        run = [partition for partition in PARTITIONS if any(row["partition"] == partition for row in rows)]
-        for partition in dict.fromkeys([*run[:1], *run[-1:]]):
-            here = [row for row in rows if row["partition"] in (partition, None)]
-            line = _line(here, PARTITIONS[partition][0], 1.0, "").removesuffix(" |  |")
-            lines.append(f"| {words} {line.replace(' | 1 |', ' |')} |")
-    return "\n".join([*lines, "", pages.commits(told["rows"])]) if told["rows"] else "Not run yet."
+    """Return the lines at ε = 1 for evenly spread data."""
+    lines = ["| | " + " | ".join(KINDS.values()) + " |", "|---" * (1 + len(KINDS)) + "|"]
+    for name, source in SOURCES.items():
+        here = [row for row in told["rows"] if row["data"] == name and row["partition"] in ("even", None)]
+        if here:
+            line = _line(here, PARTITIONS["even"][0], 1.0, "").removesuffix(" |  |")
+            lines.append(f"| {source.words} {line.replace('| even | 1 |', '|', 1)} |")
+    return "\n".join(lines) if told["rows"] else "Not run yet."
 
 
 def _cell(row: Row) -> str:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import pathlib
-import tomllib
 
 import pytest
 
 import runs
 from privsgp.research import figures, reproduce
-from privsgp.runs import config
 
 ROOT = pathlib.Path(__file__).parent.parent
 MNIST = ("--samples", "1200", "--batch", "240", "--steps", "575")
@@ -43,22 +41,12 @@ CIFAR = ("--samples=3125", "--batch=25", "--steps=3000", "--clip=10", "--epsilon
             ("calibrate", "--accountant=published", "--samples=1200", "--batch=48", "--steps=575", "--epsilon=1"),
             "certified_epsilon",
         ),
-        ("README.md", "# ε = {:.3f}", ("account", *MNIST, "--sigma", "0.05"), "epsilon"),
-        ("README.md", "# σ = {:.4f}", ("calibrate", *MNIST, "--epsilon", "1"), "sigma"),
     ],
 )
 def test_a_number_is_what_its_command_says(page, row, command, key):
     ran = runs.command(*command, "--json")
     assert ran.code == 0, ran.err
     assert row.format(json.loads(ran.out)[key]) in (ROOT / page).read_text()
-
-
-def test_the_readme_configuration_is_one():
-
-    text = (ROOT / "README.md").read_text()
-    block = text.split("```toml\n")[1].split("```")[0]
-
-    assert config.parse(tomllib.loads(block)).algorithm.name == "privsgp-vr"
 
 
 def test_the_page_of_accuracies_says_what_was_measured(monkeypatch):

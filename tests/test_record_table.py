@@ -143,7 +143,7 @@ def test_rows_of_others_stay_and_the_same_row_is_replaced(experiment, tmp_path):
     told = experiment.read(path)
     assert len(told["rows"]) == 3
     assert "| even | 1 | 60.00 |  | 50.00 ± 1.00 |  |" in experiment.table(told)
-    assert "| even | 60.00 |  | 50.00 ± 1.00 |  |" in experiment.short(told)
+    assert "| 60.00 |  | 50.00 ± 1.00 |  |" in experiment.short(told)
     assert "commit `abc` on a GPU" in experiment.table(told)
 
 

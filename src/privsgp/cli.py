@@ -186,16 +186,22 @@ def plan(
     network: Annotated[str, typer.Option("--graph", help="Its C and q make K̂.")] = "exponential",
     accountant: AccountantOption = "certified",
     c2: C2 = 0.3724,
+    write: Annotated[bool, typer.Option("--write", help="Write what was chosen into run.toml.")] = False,
     as_json: Json = False,
 ) -> None:
     """Choose steps, noise and step size for a budget, and show what to expect, before anything is trained."""
     if config is not None:
-        _refuse_given(context, beside={"config", "changes", "data_dir", "as_json"})
-        settings = cli_data.configured(config, changes or [])
+        _refuse_given(context, beside={"config", "changes", "data_dir", "as_json", "write"})
+        settings = cli_data.configured(config, changes or [], planned=True)
         from privsgp.planner import settle as planning
 
         with doing("reading the data", quiet=as_json) as say:
             made = planning.plan(settings, data_dir, say=say)
+        if write:
+            from privsgp.runs.first import write_values
+
+            write_values(config, planning.written(settings, made))
+            err.print(f"written to {config}", soft_wrap=True)
         tell(made.as_json(), show_plan, made, as_json=as_json)
     elif samples is None or dim is None or epsilon is None or smoothness is None:
         raise Refused("no run.toml, and not all of --samples, --dim, --epsilon, --smoothness", "give one or the other")

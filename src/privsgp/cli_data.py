@@ -28,16 +28,18 @@ def there(path: Path | None) -> Path | None:
     return path
 
 
-def configured(path: Path, changes: Sequence[str] | None, *, data: bool = True) -> Config:
+def configured(path: Path, changes: Sequence[str] | None, *, data: bool = True, planned: bool = False) -> Config:
     """Read run.toml; refuse what is wrong with it before torch is imported, which takes seconds.
 
-    With `data`, files that it names must be there, but for processes of torchrun: each has its own nodes' alone.
+    With `data`, files that it names must be there, but for processes of torchrun: each has its own nodes' alone. A run
+    that is only `planned` needs no file if it has a schema and data.sizes.
     """
     with later.package("torch"):
         from privsgp.data.loading import site_paths
         from privsgp.runs import config as configs
     found = configs.read(path, changes or [])
     d = found.data
+    data = data and not (planned and d.schema is not None and d.sizes is not None)
     if data and d.path is not None and "WORLD_SIZE" not in os.environ:
         tests = [] if d.test_path is None else [found.base / d.test_path]
         for file in (*site_paths(d.path, range(d.nodes), found.base, d.sites), *tests):

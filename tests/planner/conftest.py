@@ -18,7 +18,7 @@ from privsgp.planner.rehearsal import Rehearsal
 def small_planner():
     samples = stand_in.make((16,), 4, samples=256)
     model = models.make("logistic", input_shape=(16,), outputs=4, seed=0)
-    rehearsal = Rehearsal(model, models.per_sample("cross-entropy"), models.correct("cross-entropy"), samples)
+    rehearsal = Rehearsal(model, models.per_sample("cross-entropy"), [samples, samples])
     network = Network([200, 200, 200, 400], [(1.0, 1e-5)] * 3 + [(2.0, 1e-5)], spare=0.02)
     return planner(network, rehearsal, 1.0)
 

@@ -8,7 +8,7 @@ from privsgp.accounting import calibration
 from privsgp.accounting.pairwise import NoiseGraph, Sharing
 from privsgp.algorithms import Settings
 from privsgp.algorithms.saga import SagaOptions
-from privsgp.planner.choose import LENGTHS, Choice, best, methods
+from privsgp.planner.choose import LENGTHS, Choice, best, best_batch, methods
 from privsgp.planner.noise import Method, Network, NoiseNeeded
 from privsgp.research import published
 
@@ -57,7 +57,7 @@ def test_the_published_accountant_uses_the_papers_formula(small_planner):
 
 
 def test_the_batch_is_the_smallest_that_costs_no_noise(small_planner):
-    batch = small_planner.batch()
+    batch = best_batch(small_planner.network)
     assert 8 <= batch <= 250
 
     def sigma(b):

@@ -14,7 +14,7 @@ def quadratic(curvature):
     torch.nn.init.constant_(model.weight, 3.0)
     y = torch.tensor([-1.0, 1.0]).repeat(50)[:, None]
     samples = Samples(torch.ones(100, 1), y, torch.ones(4, 1), y[:4])
-    return Rehearsal(model, lambda out, target: curvature / 2 * (out - target).square().sum(-1), None, samples)
+    return Rehearsal(model, lambda out, target: curvature / 2 * (out - target).square().sum(-1), [samples])
 
 
 def test_the_constants_of_a_quadratic():

@@ -38,14 +38,14 @@ GRAPHS = {
 def rehearsal():
     samples = stand_in.make((20,), 5, samples=800)
     model = models.make("mlp", input_shape=(20,), outputs=5, seed=0, hidden=64)
-    return Rehearsal(model, models.per_sample("cross-entropy"), models.correct("cross-entropy"), samples)
+    return Rehearsal(model, models.per_sample("cross-entropy"), [samples, samples])
 
 
 def run(rehearsal, graph, sigmas):
     """All nodes for real: own samples, own noise, the graph's mixing; the same coins whatever σ is."""
-    n, rows = graph.nodes, len(rehearsal.samples.y) // graph.nodes
+    n, rows = graph.nodes, len(rehearsal.runs[0].y) // graph.nodes
     coins, noise = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
-    x, y = (t[: n * rows].reshape(n, rows, *t.shape[1:]) for t in (rehearsal.samples.x, rehearsal.samples.y))
+    x, y = (t[: n * rows].reshape(n, rows, *t.shape[1:]) for t in (rehearsal.runs[0].x, rehearsal.runs[0].y))
 
     def driver(k, event):
         if isinstance(event, Exchange):
@@ -108,7 +108,7 @@ def test_curvature_pulls_noise_back():
     model = torch.nn.Linear(1, 4000, bias=True)
     torch.nn.init.zeros_(model.weight)
     torch.nn.init.zeros_(model.bias)
-    rehearsal = Rehearsal(model, lambda out, _y: out.square().sum(-1) / 2, None, samples)
+    rehearsal = Rehearsal(model, lambda out, _y: out.square().sum(-1) / 2, [samples])
     left = rehearsal.moved(RehearsalSpec("privsgp", Settings(clip=1e6), 0.1, 1e9), 6.4)  # γ = 0.1, 64 steps
     expected = (1 + sum(0.9 ** (2 * k) for k in range(64)) / 64) / 2  # weights see inputs of 0, biases curvature 1
     assert left == pytest.approx(expected, rel=0.05)

@@ -68,7 +68,7 @@ def test_predicted_deviation_of_the_average(small_plan):
 def test_the_table_of_a_plan(small_plan):
     rows = dict(small_plan.rows())
     assert rows["steps K*"] == str(small_plan.chosen.steps)
-    assert "nothing was spent" in rows["score in rehearsal"]
+    assert "nothing was spent" in rows["rehearsed on"]
     assert "…" in rows["noise σ"]
     assert len(small_plan.method_rows()) == 2
     assert dict(formula_rows(resnet()))["steps K*"].startswith("3120")

@@ -183,7 +183,7 @@ def test_public_images_go_through_the_features(tmp_path):
     }
     config = configs.parse(values)
     plan = planning.make(config, problems.load_problem(config))
-    assert plan.planner.rehearsal.samples.x.shape[1:] == (3 * 16,)
+    assert plan.planner.rehearsal.runs[0].x.shape[1:] == (3 * 16,)
 
 
 def made(config):

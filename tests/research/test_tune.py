@@ -79,7 +79,7 @@ def test_public_data_is_what_is_looked_at(tmp_path, monkeypatch):
     np.savez(tmp_path / "public.npz", x=rng.standard_normal((200, 64)), y=rng.integers(0, 10, 200))
     seen = []
     monkeypatch.setattr(
-        tuning, "search", lambda rehearse, trial, *_: seen.append(rehearse.rehearsal.samples.x) or trial
+        tuning, "search", lambda rehearse, trial, *_: seen.append(rehearse.rehearsal.runs[0].x) or trial
     )
     found, _ = tune(_config(tmp_path), str(tmp_path / "public.npz"))
     assert "declares public" in found["looked_at"]

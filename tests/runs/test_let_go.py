@@ -73,7 +73,7 @@ def test_a_step_that_refers_back_is_let_go_too(tmp_path, uncollected, monkeypatc
 def test_rehearsals_are_let_go(uncollected):
     samples = stand_in.make((16,), 4, samples=256)
     model = models.make("logistic", input_shape=(16,), outputs=4, seed=0)
-    rehearsal = Rehearsal(model, models.per_sample("cross-entropy"), models.correct("cross-entropy"), samples)
+    rehearsal = Rehearsal(model, models.per_sample("cross-entropy"), [samples, samples])
     spec = RehearsalSpec("privsgp-sag", Settings(), 0.01, 4.0)
     rehearsal.ends(spec, 4.0, 3)
     before = held()

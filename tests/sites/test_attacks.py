@@ -10,6 +10,7 @@ import sqlite3
 import threading
 import time
 from types import SimpleNamespace
+from unittest import mock
 
 import grpc
 import numpy as np
@@ -34,7 +35,7 @@ from privsgp.sites.protocol.frames import Frame, Rejected
 from privsgp.sites.protocol.gossip import Goodbye, Gossip, Hello, read_said
 from privsgp.sites.protocol.mailbox import Inbox, Outbox
 from privsgp.sites.protocol.outliers import Outliers
-from privsgp.sites.run import _enter, _spec, check_policy, join, leave, wire
+from privsgp.sites.run import _enter, _prepare, _spec, check_policy, join, leave, wire
 from privsgp.sites.store import Store
 from privsgp.sites.transport import SitesTransport
 from privsgp.transport.link import Increment
@@ -659,6 +660,35 @@ def test_a_key_does_not_outlive_an_agreement_that_has_expired(tmp_path):
     key = c.out(0) / "private" / "pair.key"
     key.touch()
     with pytest.raises(Refused, match="expired"):
+        join(c.study, c.files[0], home=c.sites[0].home, out=c.out(0))
+    assert not key.exists()
+
+
+def test_a_key_does_not_outlive_a_run_that_this_site_has_left(tmp_path):
+    """A process that was killed between its goodbye and the deletion has left both."""
+    c = Consortium.make(tmp_path / "c", privacy={"noise": "pairwise", "sigma": None, "epsilon": 3.0})
+    key = c.out(0) / "private" / "pair.key"
+    folder = Folder(c.out(0), "-0-0")
+    folder.path.mkdir()
+    _prepare(folder, c.agreement)
+    network = wire(c.sites[0], c.agreement, folder)
+    assert key.exists()
+    network.members.leave(Goodbye.make(c.sites[0], c.agreement.run, {}))
+    with pytest.raises(Refused, match="has left the run for good"):
+        join(c.study, c.files[0], home=c.sites[0].home, out=c.out(0))
+    assert not key.exists()
+
+
+def test_a_key_does_not_outlive_a_run_that_is_finished_here(tmp_path, monkeypatch):
+    c = Consortium.make(tmp_path / "c", privacy={"noise": "pairwise", "sigma": None, "epsilon": 3.0})
+    folder = Folder(c.out(0), "-0-0")
+    folder.path.mkdir()
+    _prepare(folder, c.agreement)
+    key = c.out(0) / "private" / "pair.key"
+    key.touch(0o600)
+    folder.summary.write_text("{}")
+    monkeypatch.setattr("privsgp.sites.run.wire", mock.Mock(side_effect=Interrupted(0)))
+    with pytest.raises(Interrupted):
         join(c.study, c.files[0], home=c.sites[0].home, out=c.out(0))
     assert not key.exists()
 

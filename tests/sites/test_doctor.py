@@ -12,6 +12,7 @@ import threading
 import time
 from functools import partial
 from types import SimpleNamespace
+from unittest import mock
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -24,7 +25,7 @@ from wires import ConnectProxy
 
 from privsgp.accounting.book import Book, Entry
 from privsgp.engine.folder import Folder
-from privsgp.errors import Refused
+from privsgp.errors import Interrupted, Refused
 from privsgp.runs.views import site_lines
 from privsgp.sites import doctor, identity, status
 from privsgp.sites import run as join
@@ -209,14 +210,33 @@ def test_a_site_names_what_is_wrong_with_its_own_certificate(consortium, what):
     assert ("expired" in findings(c)["certificate"].text) == (what == "expired")
 
 
-def test_a_site_whose_own_certificate_has_expired_does_not_join(consortium):
+def test_a_site_whose_own_certificate_has_expired_does_not_join(consortium, monkeypatch):
     c = consortium()
     c.sites[0].rotate(days=-0.1)
     ran = command("join", c.study, "--data", c.files[0], "--home", c.sites[0].home, "--out", c.out(0))
     assert ran.code == 2
     assert "the certificate of this site expired at" in unwrapped(ran.err)
     assert "privsgp site rotate" in ran.err
+    monkeypatch.setattr(join, "wire", mock.Mock(side_effect=AssertionError))  # it would wait for signatures
+    with pytest.raises(Refused, match="the certificate of this site expired at"):  # from Python too
+        join.join(c.study, c.files[0], home=c.sites[0].home, out=c.out(0))
     assert not (c.out(0) / "signatures.json").exists()
+
+
+def test_the_metrics_of_a_run_show_what_is_spent_and_agreed_on(consortium, monkeypatch):
+    c, shown = consortium(privacy={"sigma": None, "epsilon": 3.0}, algorithm={"steps": 3}), []
+
+    @contextlib.contextmanager
+    def asked(_address, made):
+        shown.append(made())
+        yield
+
+    monkeypatch.setattr(join, "served", asked)
+    monkeypatch.setattr(join, "_wait_for_signatures", mock.Mock(side_effect=Interrupted(0)))
+    with pytest.raises(Interrupted):
+        join.join(c.study, c.files[0], home=c.sites[0].home, out=c.out(0))
+    assert 'privsgp_site_epsilon{kind="spent"} 0' in shown[0]
+    assert 'privsgp_site_epsilon{kind="budget"} 3' in shown[0]
 
 
 @pytest.mark.parametrize(("version", "accepted"), [(ssl.TLSVersion.TLSv1_2, False), (ssl.TLSVersion.TLSv1_3, True)])

@@ -299,6 +299,20 @@ def test_another_copys_message_of_any_step_stops_a_site_before_its_next(three, t
     assert transport.outbox.next(1, 1) is None
 
 
+def test_a_copy_that_shows_during_a_commit_stops_the_message_that_was_committed(three, tmp_path):
+    transport, _ = transport_of(three, tmp_path)
+
+    def commit(*_):
+        transport.members.prove(Evidence(**frame(three, 0, 0.5, source=0, target=1).evidence()))
+
+    x, w = torch.zeros(1, three.agreement.weights), torch.ones(1, dtype=torch.float64)
+    with pytest.raises(Refused, match="another copy of this site"):
+        mixed(transport, 0, x, w, commit)
+    assert transport.members.foreign is not None
+    assert transport.outbox.next(1, -1) is None
+    assert transport.outbox.next(2, -1) is None
+
+
 def test_what_a_site_sent_itself_does_not_stop_it(three, tmp_path):
     """Not after a restart either, in which it signs the same message as another process."""
     transport, committed = transport_of(three, tmp_path, Store(three.agreement, 0, tmp_path / "own"))

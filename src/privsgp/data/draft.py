@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _CLASSES = 50  # distinct whole numbers or texts that still look like a list
+_FEW = 40  # rows below which shares of classes say little
 _DICTIONARY = ("column", "type", "min", "max", "values", "missing")
 _WORDS = YesNo(type="yes/no")
 _HEAD = """# schema.toml: what the columns of a table are. It is public, and the same at every site: its hash is part of
@@ -60,6 +61,8 @@ def draft(table: Any, target: str, source: str) -> str:  # noqa: ANN401 - Arrow'
     if target not in found:
         raise Refused(f"--target {target}: {source} has no such column", f"take one of {', '.join(found)}")
     predicted = {"column": target} | _as_target(found.pop(target), target)
+    if digests and "classes" in predicted:
+        predicted |= _balance(predicted["classes"], columns[target])
     values = digests | {"target": predicted, "columns": {name: one.values for name, one in found.items()}}
     text = schemas.parse(values, source).toml(why={name: one.why for name, one in found.items()})
     return _HEAD.format(source=json.dumps(source, ensure_ascii=False)) + text
@@ -123,6 +126,14 @@ def _as_target(found: _Draft, target: str) -> dict[str, Any]:
         raise Refused(f"--target {target}: {found.why}", "name a column with classes or numbers")
     kinds = values.get("values") or list(found.kinds)
     return {"classes": kinds if len(kinds) > 1 else ["no", "yes"]}
+
+
+def _balance(classes: Sequence[str], values: Sequence[str]) -> dict[str, list[float]]:
+    """Return the share of each class among public rows, rounded to twentieths; nothing for fewer than 40 rows."""
+    counts = [sum(value == name for value in values) for name in classes]
+    if sum(counts) < _FEW:
+        return {}
+    return {"balance": [min(max(round(20 * n / sum(counts)), 1), 19) / 20 for n in counts]}
 
 
 def _described(row: dict[str, str]) -> dict[str, Any]:

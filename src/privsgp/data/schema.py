@@ -62,6 +62,7 @@ def _once_each(values: list[str]) -> list[str]:
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, BeforeValidator(_as_text), Field(min_length=1, max_length=1000)]
 Listed = Annotated[list[Text], AfterValidator(_once_each)]
+Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Scaled(Options):
@@ -165,6 +166,7 @@ class Target(Scaled):
 
     column: str = option(..., "its name")
     classes: Annotated[Listed, Field(min_length=2)] | None = option(None, "the public list: the first is class 0")
+    balance: list[Share] | None = option(None, "the public share of each class, about; the planner uses it")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -172,7 +174,14 @@ class Target(Scaled):
         if numbers == (self.classes is not None):
             what = f"the target {self.column!r} has {'both' if numbers else 'neither'} classes and a scale"
             raise Refused(what, 'give classes = ["no", "yes"], or for numbers range = [smallest, largest]')
+        if self.balance is not None and len(self.balance) != len(self.classes or ()):
+            raise Refused(f"balance = {self.balance}", "give one share for each of the classes")
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit `balance` if it is not given: hashes of older schemas stay the same."""
+        return {key: value for key, value in written(self).items() if key != "balance" or value is not None}
 
 
 Column = Annotated[Number | Category | YesNo | Ignored, Field(discriminator="type")]
@@ -290,10 +299,11 @@ def parse(values: object, where: str = "schema") -> Schema:
     try:
         return Schema.model_validate(values)
     except ValidationError as error:
-        raise _refusal(error, where) from error
+        raise refusal(error, where) from error
 
 
-def _refusal(error: ValidationError, where: str) -> Refused:
+def refusal(error: ValidationError, where: str) -> Refused:
+    """Return the refusal of a schema or a dialect: the first key that is wrong."""
     first = error.errors(include_url=False)[0]
     tags = ("number", "category", "yes/no", "ignored")  # pydantic names the type it took
     at = [str(part) for i, part in enumerate(first["loc"]) if not (i == 2 and part in tags)]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from privsgp.data import dialect as dialects
 from privsgp.data import same_records
 from privsgp.data.files import refuse_vast
 from privsgp.data.schema import OTHER, Category, Number, doubles
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from privsgp.data.dialect import Dialect
     from privsgp.data.same_records import Hashes
     from privsgp.data.schema import Encoded, Scaled, Schema, Target
 
@@ -89,7 +91,13 @@ def read(path: Path, schema: Schema, *, labelled: bool = True, own: bool = False
 
     `own` says that it is a site's own table: privsgp refuses it if the schema was drafted from it.
     """
-    return encode(read_arrow(path), schema, str(path), labelled=labelled, own=own)
+    raw, table = _both(path)
+    found = encode(table, schema, str(path), labelled=labelled, own=own)
+    if found.rows is None or raw is table:
+        return found
+    # The book recognises rows by the file as it is: another dialect makes no new records.
+    found.rows[:, 0] = same_records.row_hashes(raw, raw.column_names)[:, 0]
+    return found
 
 
 def of_frame(frame: object, schema: Schema, where: str = "data", *, labelled: bool = True, own: bool = False) -> Table:
@@ -104,12 +112,28 @@ def of_frame(frame: object, schema: Schema, where: str = "data", *, labelled: bo
 
 
 def read_arrow(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
-    """Read a file's columns: of a CSV file as texts, of others as they are."""
+    """Read a file's columns by the dialect beside it, if there is one: of a CSV file as texts."""
+    return _both(path)[1]
+
+
+def _both(path: Path) -> tuple[Any, Any]:
+    """Return a file's columns as they are in it, and by its dialect."""
+    dialect = dialects.of(path)
+    raw = _raw(path, dialect or dialects.Dialect(), as_bytes=False)
+    if dialect is None:
+        return raw, raw
+    known = raw
+    if dialect.encoding != "utf-8":
+        raw = _raw(path, dialect, as_bytes=True)  # the encoding that a dialect names changes no row
+    return raw, dialect.applied(known, str(dialects.beside(path)))
+
+
+def _raw(path: Path, dialect: Dialect, *, as_bytes: bool) -> Any:  # noqa: ANN401 - pyarrow has no types
     pa, suffix = _pyarrow(), path.suffix.lower()
     if suffix not in SUFFIXES:
         raise Refused(f"data: {path} is no table", f"name a file that ends in {', '.join(SUFFIXES)}")
     try:
-        table = {".csv": _csv, ".parquet": _parquet, ".feather": _feather}[suffix](path)
+        table = _csv(path, dialect, as_bytes=as_bytes) if suffix == ".csv" else _READERS[suffix](path)
         table.validate(full=True)  # a crafted file may say that a text lies beyond its end
     except FileNotFoundError:
         raise Refused(f"data: {path} does not exist", "data.path is relative to run.toml") from None
@@ -127,15 +151,15 @@ def _refuse_doubles(names: list[str], where: str) -> None:
         raise Refused(f"{where}: two columns are called {twice[0]!r}", "give each column a name of its own")
 
 
-def _csv(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
+def _csv(path: Path, dialect: Dialect, *, as_bytes: bool) -> Any:  # noqa: ANN401 - pyarrow has no types
     from pyarrow import BufferReader, string
     from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
 
     with opened(path) as file:
         refuse_vast(path, 3 * path.stat().st_size)
         raw = file.read()
-    raw = _utf8(path, raw)
-    names, delimiter = _header(path, raw)
+    raw = _utf8(path, raw, dialect.encoding, as_bytes=as_bytes)
+    names, delimiter = _header(path, raw, dialect.separator)
     problems: list[str] = []
 
     def odd(row: Any) -> str:  # noqa: ANN401 - pyarrow's own
@@ -154,29 +178,42 @@ def _csv(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
     return table
 
 
-def _utf8(path: Path, raw: bytes) -> bytes:
-    """Return the text without a byte-order mark; refuse other encodings, and what a text does not have."""
+def _utf8(path: Path, raw: bytes, encoding: str, *, as_bytes: bool) -> bytes:
+    """Return the text in UTF-8 without a byte-order mark; refuse bytes that the encoding does not have.
+
+    With `as_bytes` a byte that is not part of UTF-8 becomes a letter that depends on the byte alone.
+    """
     raw = raw.removeprefix(b"\xef\xbb\xbf")
     at, what = raw.find(b"\0"), "a zero byte"
     if raw.count(b'"') % 2:
         at, what = raw.rfind(b'"'), "a quote is not closed"
     try:
-        raw.decode()
+        text = _by_bytes(raw) if as_bytes else raw.decode(encoding)
     except UnicodeDecodeError as error:
-        at, what = error.start, f"byte {raw[error.start]:#04x} is not UTF-8"
+        at, what, text = error.start, f"byte {raw[error.start]:#04x} is not {encoding.upper()}", ""
     if at >= 0:
         line = raw.count(b"\n", 0, at) + 1
-        raise Refused(f"{path}, line {line}: {what}", "save it as CSV in UTF-8; a quote in a quoted text stands twice")
-    return raw
+        remedy = (
+            f"name its encoding in {dialects.beside(path).name}, or save it as CSV in UTF-8; double quotes in quotes"
+        )
+        raise Refused(f"{path}, line {line}: {what}", remedy)
+    return text.encode()
 
 
-def _header(path: Path, raw: bytes) -> tuple[list[str], str]:
+def _by_bytes(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw.decode("latin-1")
+
+
+def _header(path: Path, raw: bytes, separator: str | None) -> tuple[list[str], str]:
     """Return the names in the first line, and what stands between them."""
     first = raw.split(b"\n", 1)[0].decode().rstrip("\r")
     if not first.strip() or "\r" in first:
         what = "a carriage return among the names" if first.strip() else "no header"
         raise Refused(f"{path}, line 1: {what}", "begin with a line of column names, and end lines with LF or CR LF")
-    delimiter = max(_DELIMITERS, key=first.count)
+    delimiter = separator or max(_DELIMITERS, key=first.count)
     if (count := first.count(delimiter) + 1) > _MOST_COLUMNS:
         raise Refused(f"{path} has {count:,} columns", f"take at most {_MOST_COLUMNS:,}")
     return [name.strip() for name in next(csv.reader([first], delimiter=delimiter))], delimiter
@@ -199,6 +236,9 @@ def _feather(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
     with opened(path) as file:
         refuse_vast(path, path.stat().st_size)
         return read_table(file, use_threads=False)
+
+
+_READERS = {".parquet": _parquet, ".feather": _feather}
 
 
 def encode(

@@ -10,7 +10,7 @@ messages. K is the smallest of a few lengths whose rehearsal is as good as the l
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 LENGTHS = (1024, 2048, 4096)  # K to choose from; on scikit-learn's digits accuracy still rises up to about 500
 NEARLY = 1.05  # noise this much above the least is not worth more steps
 SHORT = 16  # γ ≤ 1/(16L): short beside the curvature even where real data bends four times as much as the stand-in
+MULTIPLES = (1, 2, 4)  # of the median gradient norm at x⁰: the clips that "auto" chooses from
 CHEAP = 1.02  # what drawing samples may cost in noise
 TRAJECTORY, SAMPLES = 16, 256  # steps along which L and b² are looked for, and samples that are looked at
 
@@ -65,6 +66,7 @@ class Choice:
     noise: NoiseNeeded
     score: float
     response: float  # the share of the noise that is left when gradients answer to it
+    losses: Sequence[float] = ()  # the test loss of every rehearsed run
 
     @property
     def distance(self) -> float:
@@ -94,7 +96,8 @@ class Planner:
             distance = steps * step_size
         spec = self.spec(noise, steps)
         score, left = self.rehearsal.mean_score(spec, distance), self.rehearsal.moved(spec, distance)
-        return Choice(method, batch, steps, distance / steps, noise, score, left)
+        losses = self.rehearsal.losses(spec, distance)
+        return Choice(method, batch, steps, distance / steps, noise, score, left, losses)
 
     def _open(self, noise: NoiseNeeded, steps: int | None, step_size: float | None) -> tuple[int, float]:
         """Return (K, T) where at most one of K and γ is given."""
@@ -119,18 +122,6 @@ class Planner:
         T = distances[steps]
         return min(max(steps, math.ceil(SHORT * self.constants.smoothness * T)), LENGTHS[-1]), T
 
-    def batch(self) -> float:
-        """Return the smallest power of two, from 8, at which drawing samples costs plain PrivSGP hardly any noise."""
-        n, J = self.network, round(self.network.mean_samples)
-
-        def sigma(batch: int) -> float:
-            plain = SampledMean(sigma=0.0, clip=1.0, batch=float(batch), samples=J)
-            return rough_sigma(plain, n.releases(LENGTHS[0]), n.epsilon, n.delta, n.relation)
-
-        candidates = [2**power for power in range(3, J.bit_length()) if 2**power < J]
-        enough = CHEAP * sigma(J)
-        return float(next((batch for batch in candidates if sigma(batch) < enough), J))
-
     def published_steps(self, clip: float) -> int:
         """Return Corollary 1's K, for the published accountant."""
         n = self.network
@@ -142,6 +133,37 @@ class Planner:
         n, method = self.network, noise.settled(steps)
         kappa = noise.in_average(steps) / math.sqrt(n.nodes * steps)
         return RehearsalSpec(method.algorithm, method.settings, kappa, steps * noise.batch / n.mean_samples)
+
+
+def best_clip(network: Network, rehearsal: Rehearsal, settings: Settings, batch: float) -> float:
+    """Return the clip G with which a rehearsal of plain PrivSGP ends best.
+
+    G is once, twice or four times the median gradient norm of the rehearsed samples at x⁰, rounded to two digits.
+
+    Guarantee: it depends on the configuration, sizes, budgets and rehearsed samples alone, all of them public.
+    """
+    median = float(rehearsal.norms().median())
+
+    def score(clip: float) -> float:
+        method = Method("privsgp", replace(settings.carried_to(ALGORITHMS["privsgp"].Options), clip=clip))
+        p = Planner(network, rehearsal, Constants(1.0, 1.0, 0.0, 0.0))
+        spec = p.spec(NoiseNeeded(network, method, batch), LENGTHS[0])
+        return rehearsal.mean_score(spec, rehearsal.distance(spec))
+
+    return max((float(f"{times * max(median, 1e-6):.2g}") for times in MULTIPLES), key=score)
+
+
+def best_batch(n: Network) -> float:
+    """Return the smallest power of two, from 8, at which drawing samples costs plain PrivSGP hardly any noise."""
+    J = round(n.mean_samples)
+
+    def sigma(batch: int) -> float:
+        plain = SampledMean(sigma=0.0, clip=1.0, batch=float(batch), samples=J)
+        return rough_sigma(plain, n.releases(LENGTHS[0]), n.epsilon, n.delta, n.relation)
+
+    candidates = [2**power for power in range(3, J.bit_length()) if 2**power < J]
+    enough = CHEAP * sigma(J)
+    return float(next((batch for batch in candidates if sigma(batch) < enough), J))
 
 
 def planner(network: Network, rehearsal: Rehearsal, clip: float) -> Planner:
@@ -157,7 +179,7 @@ def constants(rehearsal: Rehearsal, clip: float, distance: float, samples: float
     As the methods the paper cites do: L from differences of gradients along a trajectory, b² from how far chance takes
     a node's gradient from the mean, F⁰ from the initial loss (f* ≥ 0).
     """
-    inputs, targets = rehearsal.samples.x[:SAMPLES], rehearsal.samples.y[:SAMPLES]
+    inputs, targets = rehearsal.runs[0].x[:SAMPLES], rehearsal.runs[0].y[:SAMPLES]
     step, x, everyone = distance / TRAJECTORY, rehearsal.x0.clone(), torch.ones(1, len(targets), dtype=torch.bool)
     means, heterogeneity = [], 0.0
     for _ in range(TRAJECTORY + 1):
@@ -168,8 +190,8 @@ def constants(rehearsal: Rehearsal, clip: float, distance: float, samples: float
         means.append(mean)
         x = x - step * mean
     bends = [float((b - a).norm() / (step * a).norm().clamp(min=1e-12)) for a, b in pairwise(means)]
-    outputs = rehearsal.outputs(rehearsal.x0, rehearsal.samples.x)
-    loss = float(rehearsal.loss(outputs, rehearsal.samples.y).double().mean())
+    outputs = rehearsal.outputs(rehearsal.x0, rehearsal.runs[0].x)
+    loss = float(rehearsal.loss(outputs, rehearsal.runs[0].y).double().mean())
     return Constants(max(1e-6, *bends), loss, heterogeneity, float(rehearsal.x0.double().square().sum()))
 
 

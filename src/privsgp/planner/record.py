@@ -71,6 +71,30 @@ class Plan:
         """Bytes that a node sends on average."""
         return bytes_sent_per_node(self.graph, self.planner.rehearsal.layout.dim, self.chosen.steps)
 
+    @cached_property
+    def constants(self) -> list[float]:
+        """The test loss of the best constant guess in every run: the entropy of the classes, or the variance."""
+        targets = [run.y_test for run in self.planner.rehearsal.runs]
+        if targets[0].is_floating_point():
+            return [float(y.double().var(0, correction=0).mean()) for y in targets]
+        shares = [y.bincount().double() / len(y) for y in targets]
+        return [float(-(p[p > 0] * p[p > 0].log()).sum()) for p in shares]
+
+    @property
+    def clip_text(self) -> str:
+        """Say what the clip is, and where it comes from."""
+        clip = self.chosen.method.settings.clip
+        if self.asked.get("clip") != "auto":
+            return f"{clip:g} (the configuration says so)"
+        median = float(self.planner.rehearsal.norms().median())
+        return f"{clip:g} ({clip / median:.1f} times the median gradient norm of the rehearsed samples)"
+
+    @property
+    def range_text(self) -> str:
+        """Say between which losses the run should end, and what a constant guess gives."""
+        losses = self.chosen.losses or [-self.chosen.score]
+        return f"{span(sorted(losses))} from strong to weak signal; a constant guess gives {span(self.constants)}"
+
     def deviation(self, choice: Choice) -> float:
         """Return the standard deviation that privacy adds to a coordinate of the average model."""
         noise = choice.noise.in_average(choice.steps) * math.sqrt(choice.steps / self.network.nodes)
@@ -97,6 +121,7 @@ class Plan:
         return [
             *careless_delta(n.samples, n.budgets, n.named),
             *(heavy_nodes(self.sigmas, n.budgets, n.named) if n.weights is None else []),
+            *_no_better(self.chosen.losses, self.constants),
             *([f"K was cut at {last}: more steps would still help"] if self.chosen.steps >= last else []),
         ]
 
@@ -117,7 +142,10 @@ class Plan:
             "delta": [delta for _, delta in n.budgets],
             "weights": n.weights,
             "pairwise": self.shared,
+            "clip": c.method.settings.clip,
             "rehearsal_score": c.score,
+            "test_loss": list(c.losses),
+            "constant_loss": self.constants,
             "bytes_sent_per_node": self.bytes_sent,
             "methods": [self._method(choice) for choice in self.choices],
             "warnings": self.warnings,
@@ -158,7 +186,9 @@ class Plan:
             ("weights of nodes", weights),
             ("noise in the average model", noise),
             *trust,
-            ("score in rehearsal", f"{c.score:.3g} on {self.source.text}"),
+            ("clip", self.clip_text),
+            ("planned test loss", self.range_text),
+            ("rehearsed on", self.source.text),
             ("sent by a node", f"{self.bytes_sent / 1e6:.1f} MB"),
         ]
 
@@ -183,6 +213,14 @@ class Plan:
             )
             for i, (epsilon, delta) in enumerate(n.budgets)
         ]  # fmt: skip
+
+
+def _no_better(losses: Sequence[float], constants: Sequence[float]) -> list[str]:
+    """Compare planned losses with a constant guess."""
+    above = [loss >= constant for loss, constant in zip(losses, constants, strict=False)]
+    if above and all(above):
+        return ["this table and budget cannot beat the base rate: a constant guess has a lower loss in every rehearsal"]
+    return ["if the signal is weak, the model is no better than a constant guess"] if any(above) else []
 
 
 def bytes_sent_per_node(graph: Graph, dim: int, steps: int) -> int:

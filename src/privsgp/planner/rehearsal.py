@@ -5,8 +5,9 @@ noise, σ/√n. What counts is the distance travelled, T = γK: with σ = κ√(
 the standard deviation κT per coordinate however many steps T is divided into, and a sample is seen qK times. So a few
 coarse steps with the same T, κ and number of visits tell how a long run will end.
 
-The seeds of one rehearsal run stacked, as the nodes of one block. Rehearsals that would hardly differ are made once
-(`RehearsalSpec.alike`).
+A rehearsal has several runs, each with samples and a seed of its own: weak to strong signals of made-up data, or
+several divisions of public data. They run stacked, as the nodes of one block. Rehearsals that would hardly differ
+are made once (`RehearsalSpec.alike`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
 
 STEPS = 64  # coarse steps of a rehearsal
-SEEDS = 2  # rehearsals that a score is the mean of
 FARTHEST = 12  # doublings of a first guess
 GIVEN_UP = 0.005
 TIE = 0.01  # of a score: rehearsals differ by as much from chance
@@ -76,22 +76,29 @@ def _near(value: float, octave: int) -> float:
 
 
 class Rehearsal:
-    """Where rehearsals take place: a model at x⁰, its loss, and samples that are nobody's secret."""
+    """Where rehearsals take place: a model at x⁰, its loss, and for each run samples that are nobody's secret."""
 
-    def __init__(
-        self, model: nn.Module, loss: PerSampleFunction, correct: PerSampleFunction | None, samples: Samples
-    ) -> None:
-        self.model, self.loss, self.correct, self.samples = model, loss, correct, samples
+    def __init__(self, model: nn.Module, loss: PerSampleFunction, runs: Sequence[Samples]) -> None:
+        self.model, self.loss, self.runs = model, loss, runs
         self.layout = Layout.of(model)
         self.x0 = self.layout.flatten(model).float()
-        self.gradient = stack(model, loss, (samples.x[:4], samples.y[:4]))
-        self._scores: dict[str, float] = {}
+        self.gradient = stack(model, loss, (runs[0].x[:4], runs[0].y[:4]))
+        self._losses: dict[str, list[float]] = {}
+
+    def with_rows(self, rows: int) -> Rehearsal:
+        """Return the same stage with fewer samples to learn from."""
+        return Rehearsal(self.model, self.loss, [run._replace(x=run.x[:rows], y=run.y[:rows]) for run in self.runs])
+
+    def norms(self) -> Tensor:
+        """Return the gradient norm at x⁰ of every sample to learn from."""
+        z = self.x0.expand(len(self.runs), -1)
+        return self.gradient(z, *(torch.stack(t) for t in zip(*((r.x, r.y) for r in self.runs), strict=True))).norm()
 
     def ends(
-        self, spec: RehearsalSpec, distance: float, steps: int = STEPS, seeds: Sequence[int] = range(SEEDS)
+        self, spec: RehearsalSpec, distance: float, steps: int = STEPS, seeds: Sequence[int] | None = None
     ) -> Tensor:
-        """Return the average models after runs of γK = `distance` with these seeds, [seeds, d]."""
-        *_, last = self.states(spec, distance, steps, seeds)
+        """Return the average models after runs of γK = `distance` with these seeds, [seeds, d]; default: all runs."""
+        *_, last = self.states(spec, distance, steps, range(len(self.runs)) if seeds is None else seeds)
         return last.z
 
     def states(
@@ -109,12 +116,10 @@ class Rehearsal:
         finally:
             algorithm.close()
 
-    def score(self, x: Tensor) -> float:
-        """Return how good a model is: its accuracy on samples it has not seen, or minus its loss in a regression."""
-        outputs = self.outputs(x, self.samples.x_test)
-        if self.correct is not None:
-            return float(self.correct(outputs, self.samples.y_test).double().mean())
-        return -float(self.loss(outputs, self.samples.y_test).double().mean())
+    def test_loss(self, x: Tensor, run: int = 0) -> float:
+        """Return the mean loss of a model on samples that the run has not seen: of classes the log loss."""
+        samples = self.runs[run % len(self.runs)]
+        return float(self.loss(self.outputs(x, samples.x_test), samples.y_test).double().mean())
 
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
         """Return what a model makes of samples."""
@@ -122,13 +127,18 @@ class Rehearsal:
             outputs: Tensor = functional_call(self.model, self.layout.views(x), (inputs,))
         return outputs
 
-    def mean_score(self, spec: RehearsalSpec, distance: float) -> float:
-        """Return the mean score of a few rehearsals of nearly this."""
+    def losses(self, spec: RehearsalSpec, distance: float) -> list[float]:
+        """Return the test loss of every run, of a rehearsal of nearly this."""
         spec, distance = spec.alike, _near(distance, DISTANCES)
         key = f"{spec!r} {distance!r}"
-        if key not in self._scores:
-            self._scores[key] = math.fsum(self.score(x) for x in self.ends(spec, distance)) / SEEDS
-        return self._scores[key]
+        if key not in self._losses:
+            self._losses[key] = [self.test_loss(x, run) for run, x in enumerate(self.ends(spec, distance))]
+        return self._losses[key]
+
+    def mean_score(self, spec: RehearsalSpec, distance: float) -> float:
+        """Return minus the mean test loss of all runs, of a rehearsal of nearly this."""
+        losses = self.losses(spec, distance)
+        return -math.fsum(losses) / len(losses)
 
     def moved(self, spec: RehearsalSpec, distance: float) -> float:
         """Return the mean square by which noise moves a coordinate, over κ²T²: the same runs with noise and without.
@@ -143,7 +153,7 @@ class Rehearsal:
 
     def guess(self, noise: float) -> float:
         """Return the distance T at which noise moves a pre-activation by about one: 1 / (κ ‖x‖)."""
-        x = self.samples.x.flatten(1)
+        x = self.runs[0].x.flatten(1)
         length = float(x.square().sum(1).mean().sqrt()) if x.is_floating_point() else x.shape[1] ** 0.5
         return min(max(1 / (max(noise, 1e-12) * max(length, 1e-12)), 1e-3), 1e6)
 
@@ -164,7 +174,8 @@ class Rehearsal:
         return first * math.exp2(top + _beyond(score(top - 1), score(top), score(top + 1)))
 
     def _block(self, spec: RehearsalSpec, distance: float, steps: int, seeds: Sequence[int], rule: UpdateRule) -> Block:
-        rows, runs = len(self.samples.y), len(seeds)
+        samples = [self.runs[i % len(self.runs)] for i in range(len(seeds))]
+        rows, runs = len(samples[0].y), len(seeds)
         rate = min(1.0, spec.visits / steps)
         settings = replace(spec.settings, sampling="poisson")
         if settings.difference_scale < rate:  # a coarse step renews more of the table: SAG's weight is the least
@@ -174,8 +185,8 @@ class Rehearsal:
         )
         return Block(
             mechanisms=[mechanism] * runs,
-            inputs=_with_padding(self.samples.x, runs),
-            targets=_with_padding(self.samples.y, runs),
+            inputs=_with_padding([one.x for one in samples]),
+            targets=_with_padding([one.y for one in samples]),
             gradient=self.gradient,
             random=_SeededRandomness(seeds, rows, rate, spec.noise * math.sqrt(steps)),
             step_size=lambda _k: distance / steps,
@@ -206,8 +217,8 @@ class _SeededRandomness(Randomness):
             row.add_(torch.randn(g.shape[1], generator=source), alpha=self.sigma)
 
 
-def _with_padding(t: Tensor, runs: int) -> Tensor:
-    return torch.cat([t, torch.zeros_like(t[:1])]).expand(runs, -1, *t.shape[1:])
+def _with_padding(each: Sequence[Tensor]) -> Tensor:
+    return torch.stack([torch.cat([t, torch.zeros_like(t[:1])]) for t in each])
 
 
 def _beyond(left: float, middle: float, right: float) -> float:

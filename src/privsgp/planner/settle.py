@@ -16,14 +16,14 @@ from pydantic import Field
 
 from privsgp import data, features
 from privsgp.accounting.pairwise import Sharing
-from privsgp.data.loading import file_path, hashes_in, holds_records_of, site_paths
+from privsgp.data.loading import file_path, hashes_in, holds_records_of, like, site_paths
 from privsgp.data.same_records import in_common
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
-from privsgp.outside import Above0, From1, keys
+from privsgp.outside import Above0, From1, between, keys
 from privsgp.planner import record, stand_in
-from privsgp.planner.choose import LENGTHS, best, methods, planner
+from privsgp.planner.choose import LENGTHS, best, best_batch, best_clip, methods, planner
 from privsgp.planner.noise import Method, Network
 from privsgp.planner.record import Plan, Source
 from privsgp.planner.rehearsal import Rehearsal
@@ -31,13 +31,15 @@ from privsgp.planner.stand_in import Samples
 from privsgp.runs import budgets as protection
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
-from privsgp.runs.config import AUTO, PLANNED, Schedule
+from privsgp.runs.config import AUTO, CLIP, PLANNED, Schedule
 from privsgp.runs.resolve import make_graph
 from privsgp.transport.rendezvous import World, restarts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from privsgp.options import Options
     from privsgp.planner.choose import Choice, Planner
@@ -59,21 +61,28 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, say:
     Guarantee: nothing here depends on the nodes' samples.
     Assumes: the sizes J_i and the model at x⁰ are public, and test inputs where `data.test` says so.
     """
-    network, settings, a = network_of(config, problem), protection.settings(config), config.algorithm
+    network = network_of(config, problem)
     source = source_of(config, config.plan.data, data_dir, problem)
-    samples = samples_of(config, source, problem, data_dir)
+    rehearsal = Rehearsal(problem.model, problem.loss, runs_of(config, source, problem, data_dir))
+    asked = {key: "auto" if key in config.algorithm.auto else getattr(config.algorithm, key) for key in AUTO}
+    asked["clip"] = "auto" if CLIP in config.auto else config.privacy.clip
+    batch = best_batch(network) if "batch" in config.algorithm.auto else config.algorithm.batch
+    if CLIP in config.auto:
+        say("choosing the clip")
+        chosen_clip = best_clip(network, rehearsal, protection.settings(config), batch)
+        config = config.with_section("privacy", clip=chosen_clip)
+    settings, a = protection.settings(config), config.algorithm
     say("estimating the constants of the bound")
-    p = planner(network, Rehearsal(problem.model, problem.loss, problem.correct, samples), settings.clip)
+    p = planner(network, rehearsal, settings.clip)
     own, clip = Method(a.name, settings), protection.difference_clip(config)
     if own.scaled:
         own = own.changed(difference_scale=1.0) if network.nominal else own.changed(difference_clip=clip)
     looked_at = methods(settings, network.accountant, clip) if "name" in a.auto else [own]
-    batch, choices = p.batch() if "batch" in a.auto else a.batch, []
+    choices = []
     for i, method in enumerate(looked_at, 1):
         say(f"rehearsing {method.label} ({i} of {len(looked_at)})")
         choices.append(_choice(config, p, method, batch))
     chosen, why = best(choices) if "name" in a.auto else (choices[0], "the configuration says so")
-    asked = {key: "auto" if key in a.auto else getattr(a, key) for key in AUTO}
     if isinstance(asked["step_size"], Schedule):
         asked["step_size"] = "schedule"
     return Plan(p, make_graph(config), source, chosen, choices, why, asked)
@@ -131,7 +140,7 @@ def source_of(config: Config, name: str, data_dir: Path | None = None, problem: 
         files = site_paths(own, range(d.nodes), config.base, d.sites)
     private = name in ("private", own) or holds_records_of(looked_at, files, d.form)
     if not private and problem is not None and looked_at.exists():
-        known = problem.hashes
+        known = problem.hashes if len(problem.parts[0]) else np.empty(0, np.uint64)
         private = in_common(hashes_in(looked_at, d.form), [known[rows] for rows in problem.parts])
     if private:
         raise Refused(
@@ -140,8 +149,12 @@ def source_of(config: Config, name: str, data_dir: Path | None = None, problem: 
     return Source("public", name)
 
 
-def samples_of(config: Config, source: Source, problem: Problem, data_dir: Path | None) -> Samples:
-    """Return samples in the shape of the nodes', to rehearse with; stand-ins on the scale of public test inputs."""
+def runs_of(config: Config, source: Source, problem: Problem, data_dir: Path | None) -> list[Samples]:
+    """Return samples in the shape of the nodes' for each run of a rehearsal.
+
+    Made-up samples have a weak, a middling and a strong signal, and the scale of public test inputs. Public data are
+    divided at random, each time anew.
+    """
     d, dim = problem.dataset, Layout.of(problem.model).dim
     if dim > LARGEST:
         raise Refused(
@@ -156,10 +169,20 @@ def samples_of(config: Config, source: Source, problem: Problem, data_dir: Path 
                 "give numbers for what is 'auto', or public data of the same kind (plan.data)",
             )
         if d.vocabulary is not None:
-            return stand_in.tokens(d.x.shape[1:], d.classes, d.y.shape[1:], samples=count, vocabulary=d.vocabulary)
+            shape, target = d.x.shape[1:], d.y.shape[1:]
+            return [stand_in.tokens(shape, d.classes, target, samples=count, vocabulary=d.vocabulary)] * 2
+        if (schema := config.data.schema) is not None:
+            rows = max(64, min(count, sum(problem.samples)))
+            return [
+                stand_in.table(schema, strength, samples=rows, skewed=run == 1, seed=run)
+                for run, strength in enumerate(stand_in.STRENGTHS)
+            ]
         public = d.x_test if config.test_is_public else None
         scale = 1.0 if public is None else float(np.sqrt(np.square(public).mean()))
-        return stand_in.make(d.x.shape[1:], d.classes, d.y.shape[1:], samples=count, scale=scale or 1.0)
+        return [
+            stand_in.make(d.x.shape[1:], d.classes, d.y.shape[1:], samples=count, scale=scale or 1.0, between=between)
+            for between in stand_in.BETWEEN
+        ]
     task: data.Task = "regression" if d.classes is None else "classification"
     name = str(file_path(source.name, data_dir, config.base))
     d = data.load(name, data_dir=data_dir, task=task, form=config.data.form)
@@ -173,8 +196,12 @@ def samples_of(config: Config, source: Source, problem: Problem, data_dir: Path 
             f"{problem.dataset.x.shape[1:]}",
             "take public data of the same shape, or 'synthetic'",
         )
-    order = np.random.default_rng(0).permutation(len(x))
-    count = min(count, len(order) // 2)
+    count = min(count, len(x) // 2)
+    return [_divided(x, y, count, run) for run in range(len(stand_in.STRENGTHS))]
+
+
+def _divided(x: NDArray[Any], y: NDArray[Any], count: int, seed: int) -> Samples:
+    order = np.random.default_rng(seed).permutation(len(x))
     learn, test = order[:count], order[count : 5 * count]
     return Samples(*(torch.from_numpy(values[rows]) for rows in (learn, test) for values in (x, y)))
 
@@ -193,7 +220,7 @@ def settle(
 
     A resumed run keeps the numbers it was started with. Of several processes the first plans and tells the others.
     """
-    if not config.algorithm.auto:
+    if not config.auto:
         return config, None
     world, started = world or World(), Folder(folder).config
     if any(world.all_gather(bool(resume or restarts()) and started.exists(), bool)):
@@ -201,8 +228,8 @@ def settle(
     world.all_or_none(lambda: source_of(config, config.plan.data, data_dir, problem))  # each knows its own records
     made = world.all_or_none(lambda: _made_once(world, config, problem, data_dir, say))
     own = None if made is None else _values(config, made[0])
-    chosen = world.all_gather_each(own, [_kind(config.algorithm.auto), *[None] * (world.size - 1)])[0]
-    config = world.all_or_none(lambda: config.with_algorithm(**chosen or {}))
+    chosen = world.all_gather_each(own, [_kind(config.auto), *[None] * (world.size - 1)])[0]
+    config = world.all_or_none(lambda: config.settled({_key(key): value for key, value in (chosen or {}).items()}))
     return config, None if made is None else made[1]
 
 
@@ -237,8 +264,13 @@ def _kind(auto: Sequence[str]) -> type[Options]:
         "steps": From1,
         "step_size": Above0,
         "weights": Literal["equal", "noise"],
+        "clip": between(2.0**-60, 2.0**60, float),
     }
-    return keys(**{key: known[key] for key in auto})
+    return keys(**{key.split(".")[1]: known[key.split(".")[1]] for key in auto})
+
+
+def _key(name: str) -> str:
+    return CLIP if name == "clip" else f"algorithm.{name}"
 
 
 def _as_started(config: Config, started: Path) -> Config:
@@ -247,19 +279,21 @@ def _as_started(config: Config, started: Path) -> Config:
         raise Refused(f"{started} is not there, and other processes have theirs", "bring this process's folder back")
     old, auto = configs.started(started), config.algorithm.auto
     own = old.options("algorithm") if "name" in auto else {}
-    return config.with_algorithm(**{key: getattr(old.algorithm, key) for key in auto} | own)
+    values = {f"algorithm.{key}": getattr(old.algorithm, key) for key in auto}
+    values |= {f"algorithm.{key}": value for key, value in own.items()}
+    return config.settled(values | ({CLIP: old.privacy.clip} if CLIP in config.auto else {}))
 
 
 def apply(config: Config, plan: Plan) -> Config:
     """Put the plan's choices where the configuration says "auto"."""
-    return config.with_algorithm(**_values(config, plan))
+    return config.settled({_key(key): value for key, value in _values(config, plan).items()})
 
 
 def _values(config: Config, plan: Plan) -> dict[str, Any]:
     c = plan.chosen
     values = {"name": c.method.algorithm, "batch": float(c.batch), "steps": int(c.steps)}
-    values |= {"step_size": float(c.step_size), "weights": plan.network.weighting}
-    return {key: values[key] for key in config.algorithm.auto}
+    values |= {"step_size": float(c.step_size), "weights": plan.network.weighting, "clip": c.method.settings.clip}
+    return {key: values[key] for key in (name.split(".")[1] for name in config.auto)}
 
 
 def described(plan: dict[str, Any]) -> str:
@@ -270,8 +304,9 @@ def described(plan: dict[str, Any]) -> str:
         "step_size": f"step size {plan['step_size']:.3g}",
         "batch": f"batch {plan['batch']:g}",
         "weights": "equal weights" if plan["weights"] is None else "weights by noise",
+        "clip": f"clip {plan.get('clip', 1.0):g}",
     }
-    chosen = ", ".join(words[key] for key in AUTO if plan["asked"][key] == "auto")
+    chosen = ", ".join(words[key] for key in (*AUTO, "clip") if plan["asked"].get(key) == "auto")
     return f"{chosen}; estimated on {plan['estimated_on']['words']}"
 
 
@@ -280,5 +315,22 @@ def plan(config: Config, data_dir: Path | None = None, *, say: Say = lambda _wor
     open_ = ("steps", "step_size", *config.algorithm.auto)
     if "name" not in open_ and config.algorithm.name not in PLANNED:
         raise Refused(f"a plan for algorithm.name = {config.algorithm.name!r}", f"take one of {', '.join(PLANNED)}")
-    config = config.with_algorithm(**dict.fromkeys(open_, "auto"))
-    return make(config, problems.load_problem(config, data_dir), data_dir, say=say)
+    return make(opened(config), problem_of(config, data_dir), data_dir, say=say)
+
+
+def opened(config: Config) -> Config:
+    """Return the configuration with its steps and step size open, besides those keys that are "auto"."""
+    return config.with_algorithm(**dict.fromkeys(("steps", "step_size", *config.algorithm.auto), "auto"))
+
+
+def written(config: Config, plan: Plan) -> dict[str, Any]:
+    """Return the plan's values by their keys in run.toml."""
+    return {_key(key): value for key, value in _values(opened(config), plan).items()}
+
+
+def problem_of(config: Config, data_dir: Path | None) -> Problem:
+    """Return what a plan needs: of a table with public sizes it reads the schema alone, and no site's file."""
+    d = config.data
+    if d.schema is None or d.sizes is None:
+        return problems.load_problem(config, data_dir)
+    return problems.assembled(config, like(d.schema), [np.arange(0)], range(1), d.sizes)

@@ -1,7 +1,10 @@
-"""Synthetic data in place of the nodes': samples of the right shape that are nobody's, so that planning spends nothing.
+"""Made-up samples for the planner, so that planning spends nothing: nobody's records, with a weak to strong signal.
 
-Inputs are Gaussian with a spectrum that falls like 1/r, as that of natural data does, turned by a random rotation and
-scaled (inputs are standardised by public constants). Classes differ by their means in the leading
+Rows of a table follow its schema: ranges, lists of values, missing values, the public balance of classes. Columns
+depend on each other through a few common factors, and the target on a random combination of all of them.
+
+Other inputs are Gaussian with a spectrum that falls like 1/r, as that of natural data does, turned by a random rotation
+and scaled (inputs are standardised by public constants). Classes differ by their means in the leading
 directions, about as hard to tell apart as hand-written digits are for a linear model. Targets of a regression are
 linear in the leading directions, with noise.
 """
@@ -9,23 +12,34 @@ linear in the leading directions, with noise.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from scipy import fft
+from scipy import fft, special
+
+from privsgp.data.schema import Category, Number
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from privsgp.data.schema import Encoded, Schema
+
+    Floats = NDArray[np.float64]
+
 WIDEST = 4096  # coordinates of a sample that a matrix turns
-BETWEEN = 0.45  # share of the variance, in a direction that matters, that lies between classes
+BETWEEN = (0.2, 0.45, 0.7)  # share of the variance, in a direction that matters, that lies between classes
+STRENGTHS = (0.5, 2.0, 8.0)  # standard deviation of a row's log odds: AUC about 0.6, 0.85 and 0.98
+FACTORS, COMMON = 2, 0.5  # factors that all columns share, and their share of a column's variance
+MISSING = 0.1  # share of values that are missing, in columns that may have some
+OTHERS = 0.02  # share of "other" in a category
+SKEWED = 4.0  # how many times as frequent as the next a class is, where the balance is not public
 
 
-@dataclass(frozen=True)
-class Samples:
+class Samples(NamedTuple):
     """Inputs and targets to learn from, and more of them to test on."""
 
     x: Tensor
@@ -42,19 +56,89 @@ def make(
     samples: int,
     scale: float = 1.0,
     seed: int = 0,
+    between: float = BETWEEN[1],
 ) -> Samples:
     """Return `samples` samples to learn from and four times as many to test on.
 
-    `classes` is None for a regression; `scale` is the root mean square of an input's coordinates.
+    `classes` is None for a regression; `scale` is the root mean square of an input's coordinates; `between` is the
+    share of the variance that lies between classes.
     """
     rng = np.random.default_rng(seed)
     size, count = math.prod(shape), 5 * samples
     spectrum = np.arange(1, size + 1) ** -0.5
     spectrum *= scale * math.sqrt(size / np.square(spectrum).sum())
     latent = rng.standard_normal((count, size))
-    y, latent = _classes(rng, latent, classes) if classes is not None else _values(rng, latent, target)
+    y, latent = _classes(rng, latent, classes, between) if classes is not None else _values(rng, latent, target)
     x = torch.from_numpy(_rotated(rng, latent * spectrum)).float().reshape(count, *shape)
     return Samples(x[:samples], y[:samples], x[samples:], y[samples:])
+
+
+def table(schema: Schema, strength: float, *, samples: int, skewed: bool = False, seed: int = 0) -> Samples:
+    """Return rows as the schema describes them, encoded; the target depends on them with this strength.
+
+    `skewed` makes the first class the most frequent one, unless the schema gives the balance.
+    """
+    rng, count = np.random.default_rng(seed), 5 * samples
+    common = rng.standard_normal((count, FACTORS))
+    blocks = [_column(rng, common, column) for column in schema.encoded.values()]
+    x = np.concatenate(blocks, 1)
+    spread = x.std(0)
+    unit = (x - x.mean(0)) / np.where(spread > 0, spread, 1)
+    scores = unit @ rng.standard_normal((x.shape[1], schema.classes or 1))
+    scores /= np.maximum(scores.std(0), 1e-12)
+    y = _numbers(rng, scores[:, 0], schema, strength) if schema.classes is None else _labels(
+        rng, strength * scores / math.sqrt(2), _shares(schema, skewed=skewed)
+    )  # fmt: skip
+    inputs = torch.from_numpy(x).float()
+    return Samples(inputs[:samples], y[:samples], inputs[samples:], y[samples:])
+
+
+def _column(rng: np.random.Generator, common: Floats, column: Encoded) -> Floats:
+    """Return a made-up column as it is encoded, its indicator of missing values last."""
+    own = rng.standard_normal(len(common))
+    z = math.sqrt(COMMON / FACTORS) * common @ rng.choice([-1.0, 1.0], FACTORS) + math.sqrt(1 - COMMON) * own
+    gone = rng.random(len(z)) < (0.0 if column.missing is None else MISSING)
+    if isinstance(column, Number):
+        (low, high), (centre, scale) = column.limits, column.affine
+        low, high = (low - centre) / scale, (high - centre) / scale
+        made = np.clip(z if column.centre is not None else 0.4 * z, low, high)
+        made = np.where(gone, ((column.missing or 0.0) - centre) / scale, made)[:, None]
+    elif isinstance(column, Category):
+        often = 1 / np.arange(1, len(column.known) + 1)
+        often[column.known.index("other")] = OTHERS
+        codes = np.searchsorted(np.cumsum(often / often.sum())[:-1], special.ndtr(z))
+        codes = np.where(gone, column.known.index(column.missing or "other"), codes)
+        made = np.eye(len(column.known))[codes]
+    else:
+        made = np.where(np.where(gone, column.missing or False, z > 0.5), 1.0, -1.0)[:, None]
+    return made if column.missing is None else np.concatenate([made, gone[:, None]], 1)
+
+
+def _shares(schema: Schema, *, skewed: bool) -> Floats:
+    """Return the share of each class: the public balance, else equal or skewed ones."""
+    count = schema.classes or 2
+    shares = np.asarray(schema.target.balance or [SKEWED**-i if skewed else 1.0 for i in range(count)])
+    return np.asarray(shares / shares.sum())
+
+
+def _labels(rng: np.random.Generator, scores: Floats, shares: Sequence[float] | Floats) -> Tensor:
+    """Draw labels with these log odds, shifted so that classes have these shares."""
+    shift = np.log(shares)
+    for _ in range(100):
+        odds = special.softmax(scores + shift, 1)
+        shift += np.log(shares / odds.mean(0))
+    drawn = (rng.random((len(odds), 1)) > np.cumsum(odds, 1)[:, :-1]).sum(1)
+    return torch.from_numpy(drawn)
+
+
+def _numbers(rng: np.random.Generator, score: Floats, schema: Schema, strength: float) -> Tensor:
+    """Return targets of a regression on the schema's scale: R² is 0.06, 0.5 and 0.94 for the three strengths."""
+    explained = strength**2 / (strength**2 + 4)
+    y = math.sqrt(explained) * score + math.sqrt(1 - explained) * rng.standard_normal(len(score))
+    target = schema.target
+    (low, high), (centre, scale) = target.limits, target.affine
+    y = np.clip(y if target.centre is not None else 0.4 * y, (low - centre) / scale, (high - centre) / scale)
+    return torch.from_numpy(y).float()
 
 
 def tokens(
@@ -91,11 +175,13 @@ def _rotated(rng: np.random.Generator, x: NDArray[np.float64]) -> NDArray[np.flo
     return np.asarray(fft.dct(x * rng.choice([-1.0, 1.0], size), norm="ortho")[:, rng.permutation(size)])
 
 
-def _classes(rng: np.random.Generator, latent: NDArray[np.float64], classes: int) -> tuple[Tensor, NDArray[np.float64]]:
+def _classes(
+    rng: np.random.Generator, latent: NDArray[np.float64], classes: int, between: float
+) -> tuple[Tensor, NDArray[np.float64]]:
     leading = min(2 * classes, latent.shape[1])
     labels = rng.integers(0, classes, len(latent))
     means = rng.standard_normal((classes, leading))
-    latent[:, :leading] = math.sqrt(1 - BETWEEN) * latent[:, :leading] + math.sqrt(BETWEEN) * means[labels]
+    latent[:, :leading] = math.sqrt(1 - between) * latent[:, :leading] + math.sqrt(between) * means[labels]
     return torch.from_numpy(labels), latent
 
 

@@ -158,9 +158,9 @@ def _refuse_impossible(config: Config, algorithms: Sequence[str], step_sizes: Se
     unknown = [name for name in algorithms if name not in ALGORITHMS]
     if unknown or not algorithms:
         raise Refused(f"--algorithms {', '.join(unknown)}", f"take some of {', '.join(ALGORITHMS)}")
-    if config.algorithm.auto:
+    if config.auto:
         raise Refused(
-            f"algorithm.{config.algorithm.auto[0]} = 'auto' in a comparison",
+            f"{config.auto[0]} = 'auto' in a comparison",
             "write the number that `privsgp plan` gives: it is the same for all methods",
         )
     if config.privacy.nominal:

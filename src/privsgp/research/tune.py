@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from privsgp.audit.audit import Stage
 
 LONGEST = 128  # steps of a rehearsal; a longer run takes as many coarser ones
-SEEDS = 3
 BETTER = 0.002  # of the score: less is chance
 
 
@@ -56,12 +55,11 @@ def tune(
     """
     refuse_below_one(trials=most)
     source = planning.source_of(config, public, data_dir)
-    if config.algorithm.auto or config.privacy.epsilon is None:
-        what = f"algorithm.{config.algorithm.auto[0]} = 'auto'" if config.algorithm.auto else "no privacy.epsilon"
+    if config.auto or config.privacy.epsilon is None:
+        what = f"{config.auto[0]} = 'auto'" if config.auto else "no privacy.epsilon"
         raise Refused(f"tune with {what}", "give a budget, and numbers to start the search from")
     problem = problems.load_problem(config, data_dir)
-    samples = planning.samples_of(config, source, problem, data_dir)
-    rehearsal = Rehearsal(problem.model, problem.loss, problem.correct, samples)
+    rehearsal = Rehearsal(problem.model, problem.loss, planning.runs_of(config, source, problem, data_dir))
     rehearse = Rehearse(config, planning.network_of(config, problem), rehearsal)
     with stage("trials", most) as done:
         best = search(rehearse, start(config), most, done)
@@ -109,12 +107,14 @@ class Rehearse:
         coarse = min(t.steps, LONGEST)
         final_model = FinalModel("tail", share=t.share) if t.share else FinalModel()
         momentum = t.momentum ** (t.steps / coarse)  # as many steps of the run are remembered
-        states = self.rehearsal.states(self._spec(t), t.step_size * t.steps, coarse, range(SEEDS), momentum=momentum)
+        runs = range(len(self.rehearsal.runs))
+        states = self.rehearsal.states(self._spec(t), t.step_size * t.steps, coarse, runs, momentum=momentum)
         for k, state in enumerate(states):
             if k == 0:
                 averaging = Averaging(final_model, coarse, state)
             averaging.add(k, state)
-        return math.fsum(self.rehearsal.score(x) for x in averaging.released(state).z) / SEEDS
+        ends = averaging.released(state).z
+        return -math.fsum(self.rehearsal.test_loss(x, run) for run, x in enumerate(ends)) / len(runs)
 
     def _spec(self, t: Trial) -> RehearsalSpec:
         """Return what is rehearsed, with the clip of differences that training takes beside "auto"."""

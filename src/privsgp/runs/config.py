@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses and chooses from
 AUTO = ("name", "steps", "step_size", "batch", "weights")  # of [algorithm]: what can be left to it
+CLIP = "privacy.clip"  # which can be left to it too
+_MAY_BE_AUTO = (*(f"algorithm.{key}" for key in AUTO), CLIP)
 SITES = "sites"  # the data.name of arrays that each node brings, from Python
 _FINEST = 2.0**-60  # of a clip: the squares of entries far below have no relative precision left, which κ rests on
 _SCALE, _DIFFERENCE = "algorithm.difference_scale", "algorithm.difference_clip"
@@ -164,13 +166,21 @@ class GraphSection(Options):
     name: Annotated[str, _one_of(GRAPHS)] = option("exponential", "the network")
 
 
+def _left_to_the_planner(keys: Sequence[str], values: Any) -> tuple[tuple[str, ...], Any]:  # noqa: ANN401 - any kind
+    """Return the keys of a section that are "auto", and the section without them."""
+    if not isinstance(values, dict):
+        return (), values
+    auto = tuple(key for key in keys if values.get(key) == "auto")
+    return auto, {key: value for key, value in values.items() if key not in auto}
+
+
 class Privacy(Options):
     """Budgets, or fixed noise; one value, or a list with one per node."""
 
     epsilon: Positive | list[Positive] | None = option(None, "ε_i: the budget that noise is calibrated for")
     delta: Probability | list[Probability] = option(1e-5, "δ_i; below 1/J_i")
     sigma: NotNegative | list[NotNegative] | None = option(None, "σ_i instead of a budget: ε is then reported")
-    clip: Positive = option(1.0, "G: the largest norm of one sample's gradient")
+    clip: Positive = option(1.0, "G: the largest norm of one sample's gradient; or \"auto\": the planner's choice")
     accountant: Accountant = option("certified", "who turns ε into σ; ε is always certified")
     relation: Literal["zero-out", "replace-one"] = option("zero-out", "which data sets count as neighbours")
     c2: Positive = option(0.3724, "c₂ of the published formula")
@@ -178,6 +188,15 @@ class Privacy(Options):
     noise: Annotated[str, _one_of(NOISES)] = option(
         "independent", "each node's own; pairwise: shared by pairs of nodes, it cancels in the average"
     )
+    _auto: tuple[str, ...] = PrivateAttr(())
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _leave_to_the_planner(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401
+        auto, rest = _left_to_the_planner(("clip",), values)
+        checked = handler(rest)
+        checked._auto = auto or checked._auto
+        return checked
 
     @property
     def nominal(self) -> bool:
@@ -229,11 +248,9 @@ class AlgorithmSection(UpdateOptions, FinalModelOptions):
     @model_validator(mode="wrap")
     @classmethod
     def _leave_to_the_planner(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401
-        if not isinstance(values, dict):
-            return handler(values)
-        auto = tuple(key for key in AUTO if values.get(key) == "auto")
-        checked = handler({key: value for key, value in values.items() if key not in auto})
-        checked._auto = auto
+        auto, rest = _left_to_the_planner(AUTO, values)
+        checked = handler(rest)
+        checked._auto = auto or checked._auto
         return checked
 
 
@@ -304,6 +321,21 @@ class Config(Options):
         return f"node {node}" if self.data.sites is None else f"node {node} ({self.data.sites[node]})"
 
     @property
+    def auto(self) -> tuple[str, ...]:
+        """The keys, with their sections, that are left to the planner: their values here are only defaults."""
+        clip = [f"privacy.{key}" for key in self.privacy._auto]
+        return (*(f"algorithm.{key}" for key in self.algorithm.auto), *clip)
+
+    def settled(self, values: Mapping[str, Any]) -> Config:
+        """Return the same configuration with the planner's values, by key; nothing is "auto" any more."""
+        given: dict[str, dict[str, Any]] = {"algorithm": {}, "privacy": {}}
+        for key, value in values.items():
+            section, name = key.split(".")
+            given[section][name] = value
+        privacy = self.with_section("privacy", **given["privacy"]) if given["privacy"] else self
+        return privacy.with_section("algorithm", **given["algorithm"])
+
+    @property
     def base(self) -> Path:
         """The folder that paths in it are relative to: that of run.toml."""
         return self._base
@@ -334,7 +366,7 @@ class Config(Options):
         """Write keys with their values: "a.b = 1 with c.d = 2 without e.f"."""
         first, *others = keys.split()
         values = {key: self._value(key) for key in (first, *others)}
-        values |= {f"algorithm.{key}": "auto" for key in self.algorithm.auto}
+        values |= dict.fromkeys(self.auto, "auto")
         rest = [f" without {key}" if values[key] is None else f" with {key} = {values[key]!r}" for key in others]
         return f"{first} = {values[first]!r}{''.join(rest)}"
 
@@ -351,7 +383,6 @@ class Config(Options):
             no(table and not d.schema, f"data.{key} data.schema", "name the public schema.toml that all sites share")
         no(d.schema and d.path and not is_table(d.path), "data.path", "a schema is of .csv, .parquet or .feather")
         no(d.schema and d.classes, "data.classes", "leave it out: data.schema lists them")
-        no(d.path and d.sizes, "data.sizes data.path", "leave data.sizes out: each node's file says how much it holds")
         vectors = d.text is not None and d.text.tokens == "wordllama"
         apart = vectors != (self.features.name == "wordllama")
         no(apart, "features.name", "take it for data.text.tokens too, or never")
@@ -388,8 +419,8 @@ class Config(Options):
             raise Refused(self._said("algorithm.trust algorithm.name"), remedy)
         silent = not self.private or self.privacy.without_noise
         no(a.weights == "noise" and silent, "algorithm.weights algorithm.name", "take others: a node has no noise")
-        if a.auto:
-            first, unpaid = f"algorithm.{a.auto[0]}", self.privacy.epsilon is None or not self.private
+        if self.auto:
+            first, unpaid = self.auto[0], self.privacy.epsilon is None or not self.private
             no(unpaid, f"{first} privacy.epsilon", "give a private algorithm and privacy.epsilon, or the number itself")
             known = f"give the number itself: the planner knows {', '.join(PLANNED)}"
             no(a.name not in PLANNED, f"{first} algorithm.name", known)
@@ -506,12 +537,17 @@ class Config(Options):
 
     def with_values(self, changed: dict[str, Any]) -> Config:
         """Return the same configuration with other sections, checked anew."""
-        return parse(self.model_dump() | changed, base=self._base)
+        return parse(self._with_auto() | changed, base=self._base)
 
     def __reduce__(self) -> tuple[Callable[..., Config], tuple[dict[str, Any], tuple[str, ...], Path]]:
         """Pickle the values: the class is made of the components that they name."""
-        algorithm = self.algorithm.model_dump() | dict.fromkeys(self.algorithm.auto, "auto")
-        return parse, (self.model_dump() | {"algorithm": algorithm}, (), self._base)
+        return parse, (self._with_auto(), (), self._base)
+
+    def _with_auto(self) -> dict[str, Any]:
+        values = self.model_dump()
+        for section, name in (key.split(".") for key in self.auto):
+            values[section][name] = "auto"
+        return values
 
     def shared_hash(self) -> str:
         """Return the SHA-256 of the shared part, on which public randomness hangs without a seed.
@@ -694,7 +730,7 @@ def _refusal(error: ValidationError, kind: type[Config], values: dict[str, Any])
         if not _off_the_point(e):
             what, remedy = _told(e, kind, values)
             found.setdefault(what, []).append(remedy)
-    for what in found.keys() & {f"algorithm.{key} = {e['input']!r}" for e in errors for key in AUTO}:
+    for what in found.keys() & {f"{key} = {e['input']!r}" for e in errors for key in _MAY_BE_AUTO}:
         found[what].append("'auto', which leaves it to the planner")
     return Refused("\n".join(found), "\n  → ".join(" or ".join(remedies) for remedies in found.values()))
 

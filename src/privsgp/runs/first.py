@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from privsgp.data import draft, tables
 from privsgp.data.loading import same_file, site_paths
@@ -15,7 +17,7 @@ from privsgp.files import write
 from privsgp.runs import config as configs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _TEXT = """# A run of {count} sites. `privsgp options` lists every key, `privsgp plan run.toml` says what to expect,
 # `privsgp train run.toml` trains with all files on this machine, and docs/sites.md between organisations.
@@ -26,6 +28,7 @@ name = {name}
 schema = "schema.toml"      # public, and the same at every site
 sites = {sites}
 path = {path}
+# sizes = [400, 300]        # records of each site, in the order of data.sites: then `plan` reads no site's table
 {test}
 
 [model]
@@ -38,7 +41,7 @@ name = "exponential"
 [privacy]                   # one value, or a list with one per site, in the order of data.sites
 epsilon = {epsilon}
 delta = 1e-5                # far below 1 / records of a site
-clip = 1.0
+clip = "auto"               # the planner chooses it, like the values below; `privsgp plan run.toml --write` writes all
 
 [algorithm]
 name = "privsgp-sag"        # "auto" tries several
@@ -98,3 +101,37 @@ def _run(schema: Path, sites: Sequence[str], path: str, epsilon: Sequence[float]
         loss=json.dumps("mse" if regression else "cross-entropy"),
         epsilon=epsilon[0] if len(epsilon) == 1 else list(epsilon),
     )
+
+
+def write_values(path: Path, values: Mapping[str, Any]) -> None:
+    """Write values into a run.toml by their keys, "algorithm.steps" for example; comments and all other lines stay.
+
+    Raises:
+        Refused: If a value in the file has several lines, so that a line alone cannot be replaced.
+
+    """
+    before = tomllib.loads(path.read_text(encoding="utf-8"))
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for key, value in values.items():
+        section, name = key.split(".")
+        heads = [i for i, line in enumerate(lines) if re.match(r"\s*\[", line)] + [len(lines)]
+        start = next((i for i in heads[:-1] if lines[i].split("#")[0].strip() == f"[{section}]"), None)
+        before.setdefault(section, {})[name] = value
+        if start is None:
+            lines += ["", f"[{section}]", f"{name} = {json.dumps(value)}"]
+            continue
+        own = range(start + 1, next(i for i in heads if i > start))
+        at = next((i for i in own if re.match(rf"\s*{name}\s*=", lines[i])), None)
+        if at is None:
+            lines.insert(start + 1, f"{name} = {json.dumps(value)}")
+        else:
+            _, _, comment = lines[at].partition("#")
+            lines[at] = f"{name} = {json.dumps(value)}" + (f"  # {comment.strip()}" if comment else "")
+    text = "\n".join(lines) + "\n"
+    try:
+        made = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        made = {}
+    if made != before:
+        raise Refused(f"cannot write {', '.join(values)} into {path}", "give each of them a line of its own")
+    write(path, text)

@@ -130,6 +130,7 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
             d.path, block, task=task, classes=d.classes, form=d.form, base=config.base, names=d.sites, tell=told.append,
             look=lambda one: None if d.test_path else refuse_own_records(config, f"{one.name}, {how}", one, None),
         )  # fmt: skip
+        _refuse_other_sizes(config, [len(rows) for rows in parts], block)
     else:
         name = str(file_path(d.name, data_dir, config.base))
         dataset = data.load(name, data_dir=data_dir, task=task, classes=d.classes, form=d.form, own=config.seed is None)
@@ -140,6 +141,14 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
     apart = len(parts) < d.nodes
     problem = assembled(config, dataset, parts, block if apart else None)
     return dataclasses.replace(problem, told=told)
+
+
+def _refuse_other_sizes(config: Config, found: Sequence[int], block: range) -> None:
+    """Refuse files with another number of records than `data.sizes` says: it is public and agreed on."""
+    for node, count in zip(block, found, strict=True):
+        if config.data.sizes is not None and config.data.sizes[node] != count:
+            what = f"{config.site(node)} has {count} records, and data.sizes says {config.data.sizes[node]}"
+            raise Refused(what, "write the true number, or leave data.sizes out")
 
 
 def _public_test(config: Config, block: range, name: str) -> Path | None:
@@ -314,5 +323,5 @@ def refuse_other_configurations(config: Config, world: World) -> None:
     shared = config.shared()
     if config.data.schema is not None:
         shared["data"]["schema"] = config.data.schema.digest
-    own = {"engine": config.engine.model_dump(exclude={"device"}), "auto": config.algorithm.auto}
+    own = {"engine": config.engine.model_dump(exclude={"device"}), "auto": config.auto}
     greet(world, shared | own)

@@ -35,9 +35,9 @@ class Resolved:
 
 def resolve(config: Config, problem: Problem, started: Config | None = None) -> Resolved:
     """Settle what is open. A run that continues keeps the θ that it `started` with."""
-    if config.algorithm.auto:
+    if config.auto:
         raise Refused(
-            f"algorithm.{config.algorithm.auto[0]} = 'auto' where nothing is planned",
+            f"{config.auto[0]} = 'auto' where nothing is planned",
             "write the number that `privsgp plan` gives",
         )
     config = with_scale(config, problem.samples, started)

@@ -401,10 +401,10 @@ def propose(
     relay: Card | None = None,
 ) -> Agreement:
     """Make an agreement from a configuration and the sites' cards; of the data only the shape of samples is used."""
-    nodes, auto = config.data.nodes, config.algorithm.auto
+    nodes, auto = config.data.nodes, config.auto
     faults = (
         (nodes != len(roster), f"data.nodes = {nodes} with {len(roster)} cards", "give one --site CARD per node"),
-        (bool(auto), f"algorithm.{', '.join(auto)} = 'auto'", "write the number that `privsgp plan` gives"),
+        (bool(auto), f"{', '.join(auto)} = 'auto'", "write the number that `privsgp plan` gives"),
         *_algorithm_faults(config),
     )
     _refuse(faults)

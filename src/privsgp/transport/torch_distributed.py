@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
 from privsgp.devices import device_of
-from privsgp.transport.checks import refuse_wild, wild
+from privsgp.transport.checks import refuse_wild
 from privsgp.transport.in_process import Round, combined, rounds
 from privsgp.transport.protocol import Transport
 from privsgp.transport.rendezvous import PeerLost, World, blocks
@@ -64,8 +64,8 @@ class TorchDistributed(Transport):
         """Return this block's rows of (P^k x, P^k w)."""
         self.world.reached(k)
         plan, rank = self._at(k), self.world.rank
-        self._refuse_wild(rank, self.blocks[rank], x)
-        self.settle()
+        refuse_wild(k, x, self.blocks[rank], f" (process {rank})")
+        self._finish_sending()
         arriving = self._post(plan, x, w)
         parts = []
         for source, nodes in plan.nodes.items():
@@ -81,18 +81,18 @@ class TorchDistributed(Transport):
         """Count the messages from this block's nodes to other nodes at step k."""
         return self._at(k).messages
 
-    def settle(self) -> None:
-        """See the last step's messages off."""
+    def _finish_sending(self) -> None:
+        """Wait until the last step's messages have left."""
         for rank, work, _ in self._sending:
             self._wait(rank, work)
         self._sending.clear()
 
     def gather(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor] | None:
         """Bring all nodes' x and w to process 0, once, when the run has ended; None elsewhere."""
-        self.settle()
+        self._finish_sending()
         if self.world.rank:
             with self._watching(0):
-                dist.send(self._packed(self._room(len(w)), self._whole(x), x, w), 0)
+                dist.send(self._packed(self._room(len(w)), torch.arange(len(x), device=x.device), x, w), 0)
             return None
         parts = [(x, w)]
         for rank, block in list(enumerate(self.blocks))[1:]:
@@ -101,9 +101,6 @@ class TorchDistributed(Transport):
                 dist.recv(message, rank)
             parts.append(self._checked(message, rank, block))
         return torch.cat([part for part, _ in parts]), torch.cat([weight for _, weight in parts])
-
-    def _whole(self, x: Tensor) -> Tensor:
-        return torch.arange(len(x), device=x.device)
 
     def _post(self, plan: _Plan, x: Tensor, w: Tensor) -> dict[int, tuple[dist.Work, Tensor]]:
         """Start all of a step's sends and receives at once."""
@@ -175,14 +172,8 @@ class TorchDistributed(Transport):
         if bool(wrong.any()):
             node, w = nodes[int(wrong.nonzero()[0])], float(weights[wrong][0])
             self.world.refuse(rank, f"sent w = {w:g} for its node {node} at step {self.world.step}: it lies in (0, n]")
-        self._refuse_wild(rank, nodes, rows)
+        refuse_wild(self.world.step, rows, nodes, f" (process {rank})")
         return rows, weights
-
-    def _refuse_wild(self, rank: int, nodes: Sequence[int], rows: Tensor) -> None:
-        """End the run at a message that can be no model, in the name of its sender."""
-        row = wild(rows)
-        if row is not None:
-            refuse_wild(self.world.step, rows, nodes, f" (process {rank})")
 
     def _at(self, k: int) -> _Plan:
         at = k if self.graph.period is None else k % self.graph.period

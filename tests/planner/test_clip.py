@@ -1,0 +1,108 @@
+"""The clip that the planner chooses: from public facts alone, and written into run.toml."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from privsgp.cli import app
+from privsgp.data import schema as schemas
+from privsgp.errors import Refused
+from privsgp.planner import stand_in
+from privsgp.runs import config as configs
+from privsgp.runs.first import write_values
+
+SCHEMA = """
+[target]
+column = "ill"
+classes = ["no", "yes"]
+balance = [0.75, 0.25]
+[columns]
+age = { type = "number", centre = 60, scale = 10 }
+sex = { type = "category", values = ["f", "m"] }
+ward = { type = "category", values = ["a", "b", "c"], missing = "other" }
+smokes = { type = "yes/no" }
+"""
+RUN = """# first
+[data]
+schema = "schema.toml"
+sites = ["aachen", "basel"]
+path = "{site}.csv"
+sizes = [400, 300]
+
+[model]
+name = "logistic"
+[privacy]
+epsilon = 3.0
+clip = "auto"   # chosen
+[algorithm]
+name = "privsgp-sag"
+batch = "auto"
+steps = "auto"
+step_size = "auto"  # γ
+weights = "samples"
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    (tmp_path / "run.toml").write_text(RUN)
+    return tmp_path / "run.toml"
+
+
+def planned(run, *options):
+    result = CliRunner().invoke(app, ["plan", str(run), "--json", *options], catch_exceptions=False)
+    assert result.exit_code == 0
+    return json.loads(result.stdout)
+
+
+def test_a_plan_needs_no_table_and_is_the_same_everywhere(run):
+    """No site's file is there. Two sites compute the same."""
+    first, second = planned(run), planned(run)
+    assert first == second
+    assert first["clip"] > 1
+    assert min(first["test_loss"]) < min(first["constant_loss"])
+
+
+def test_the_plan_is_written_and_comments_stay(run):
+    found = planned(run, "--write")
+    text = run.read_text()
+    assert "# first" in text
+    assert "# chosen" in text
+    assert "# γ" in text
+    written = tomllib.loads(text)
+    assert written["privacy"]["clip"] == found["clip"]
+    assert written["algorithm"]["steps"] == found["steps"]
+    assert configs.read(run).auto == ()
+
+
+def test_a_value_of_several_lines_is_not_replaced(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("[algorithm]\nweights = [\n1.0,\n2.0]\n")
+    with pytest.raises(Refused, match="weights"):
+        write_values(file, {"algorithm.weights": "equal"})
+    assert "2.0" in file.read_text()
+
+
+def test_other_sections_keep_their_auto():
+    values = {"privacy": {"epsilon": 1.0, "clip": "auto"}, "algorithm": {"name": "privsgp", "steps": "auto"}}
+    config = configs.parse(values)
+    assert config.auto == ("algorithm.steps", "privacy.clip")
+    assert config.with_section("engine", device="cpu").auto == config.auto
+    assert config.settled({"algorithm.steps": 7, "privacy.clip": 2.0}).auto == ()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0.05, 0.95), st.sampled_from(stand_in.STRENGTHS), st.integers(0, 5))
+def test_made_up_rows_have_the_public_balance(share, strength, seed):
+    values = tomllib.loads(SCHEMA)
+    values["target"]["balance"] = [1 - share, share]
+    made = stand_in.table(schemas.parse(values), strength, samples=800, seed=seed)
+    assert made.x.shape[1] == schemas.parse(values).width
+    assert float(made.y_test.double().mean()) == pytest.approx(share, abs=0.05)
