@@ -19,7 +19,17 @@ import numpy as np
 from privsgp.accounting import lower_bound, mechanisms, rdp, renyi_bound
 from privsgp.accounting import sampler_cost as sampler
 from privsgp.accounting.curve import Curve, Gaussian, Group, Sampled
-from privsgp.accounting.mechanisms import Accountant, Anchored, Composed, Mechanism, Relation, Saga, Shared, Summed
+from privsgp.accounting.mechanisms import (
+    Accountant,
+    Anchored,
+    Composed,
+    Mechanism,
+    PersonLevel,
+    Relation,
+    Saga,
+    Shared,
+    Summed,
+)
 from privsgp.accounting.saga import Ends, Geometry
 from privsgp.errors import Refused
 
@@ -61,10 +71,10 @@ class Spent:
 
 @dataclass(frozen=True)
 class _Run:
-    """What is counted: releases and how often each, and whether two such runs in a row make one neighbour."""
+    """What is counted: releases and how often each, and how many such runs in a row make one neighbour."""
 
     parts: tuple[tuple[Release, int], ...]
-    grouped: bool
+    in_a_row: int = 1
 
     @property
     def plain(self) -> bool:
@@ -98,7 +108,7 @@ def profile(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -
     run = _run(mechanism, check(steps, 0.5, relation), relation)
     if run is None:
         return Gaussian(math.inf)
-    return Group(_composed(run, 1.0)) if run.grouped else _composed(run, 1.0)
+    return _neighbour(_composed(run, 1.0), run.in_a_row)
 
 
 def renyi(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -> rdp.Renyi:
@@ -110,10 +120,11 @@ def renyi(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -> 
     run = _run(mechanism, check(steps, 0.5, relation), relation)
     if run is None:
         return rdp.Renyi(np.full(rdp.ORDERS.shape, math.inf))
-    if renyi_bound.in_pairs(mechanism, relation):
+    if renyi_bound.in_a_row(mechanism, relation) > 1:
         raise Refused(
             f"relation = {relation!r} of {type(mechanism).__name__} over several runs",
-            "take 'zero-out': Rényi divergences do not survive group privacy",
+            "take 'zero-out', and for persons at several sites independent noise: "
+            "Rényi divergences do not survive group privacy",
         )
     return renyi_bound.renyi(mechanism, steps, relation)
 
@@ -130,8 +141,8 @@ def rough(mechanism: Mechanism, steps: int, delta: float, relation: Relation) ->
     if run is None:
         return math.inf
     parts = ((Ends(*astuple(r)) if isinstance(r, Geometry) else r, count) for r, count in run.parts)
-    curve = _composed(_Run(tuple(parts), run.grouped), delta)
-    return (Group(curve) if run.grouped else curve).epsilon(delta)
+    curve = _composed(_Run(tuple(parts), run.in_a_row), delta)
+    return _neighbour(curve, run.in_a_row).epsilon(delta)
 
 
 def check(steps: int, delta: float, relation: str) -> int:
@@ -149,14 +160,19 @@ def check(steps: int, delta: float, relation: str) -> int:
 def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> tuple[str, ...]:
     """Return in words what the ε of this run rests on."""
     neighbours = "is zeroed out" if relation == "zero-out" else "is replaced by any other"
+    unit, many = "one sample", "samples"
+    if (person := mechanism.person) is not None:
+        unit, many = person.unit, "persons"
     words = [
-        f"neighbours differ in one sample of this node, which {neighbours}; the number of samples is public",
+        f"neighbours differ in {unit} of this node, which {neighbours}; the number of {many} is public",
         f"{steps} releases with fresh noise of standard deviation {mechanism.sigma:.10g} per coordinate, and no others",
         "clip, batch, noise and number of releases were fixed before the run",
     ]
     words += mechanism.assumptions()
     if _grouped(_bases(mechanism, 1), relation):
         words.append("replace-one follows from zero-out by group privacy: 2ε and (1 + e^ε) δ")
+    if _linked(mechanism) > 1:
+        words.append("several sites that share noise follow from one by group privacy: s ε and (1 + e^ε + …) δ")
     return tuple(words)
 
 
@@ -187,8 +203,9 @@ def _bracketed(
     above = ENVELOPE if any(isinstance(release, Geometry) for release, _ in run.parts) else SLACK
     # ε of one zero-out, and of the relation: two zero-outs in a row, each with a tail beside what is left of δ
     single, second = composed.epsilon(delta), renyi.epsilon(delta)
-    value = Group(composed, tail).epsilon(delta + tail) if run.grouped else single
-    pair = Group(renyi, tail).epsilon(delta + tail) if renyi_bound.in_pairs(mechanism, relation) else second
+    times = renyi_bound.in_a_row(mechanism, relation)
+    value = Group(composed, tail, run.in_a_row).epsilon(delta + tail) if run.in_a_row > 1 else single
+    pair = Group(renyi, tail, times).epsilon(delta + tail) if times > 1 else second
     infinite, words = min(composed.delta(math.inf), 1.0), ""  # bounds of parts add up to more
     if not (0 <= single <= value and 0 <= infinite <= 1):
         words = f"ε = {value} with ε = {single} and {infinite} at infinity"
@@ -222,18 +239,26 @@ def _run(mechanism: Mechanism, steps: int, relation: Relation) -> _Run | None:
     """Return what is counted, None where nothing is protected; refuse a mechanism that is not known."""
     bases = _bases(mechanism, steps)
     if not steps:
-        return _Run((), grouped=False)
+        return _Run(())
     if any(n and base.sigma == 0 for base, n in bases):
         return None
     grouped = _grouped(bases, relation)
     replace = relation == "replace-one" and not grouped
     counted = tuple((_within_reason(_KINDS[type(base)](base, replace=replace)), n) for base, n in bases if n)
-    return None if any(_unsampled(release) > LARGEST for release, _ in counted) else _Run(counted, grouped)
+    in_a_row = (2 if grouped else 1) * _linked(mechanism)
+    return None if any(_unsampled(release) > LARGEST for release, _ in counted) else _Run(counted, in_a_row)
 
 
 def _bases(mechanism: Mechanism, steps: int) -> list[tuple[Mechanism, int]]:
     """Return the bases of a tree, each with its number of releases; refuse a mechanism that is not known."""
-    if type(mechanism) not in (*_KINDS, Shared, Summed, Composed, Anchored):  # a subclass may be another release
+    if type(mechanism) not in (
+        *_KINDS,
+        Shared,
+        Summed,
+        PersonLevel,
+        Composed,
+        Anchored,
+    ):  # a subclass may be another release
         raise Refused(
             f"mechanism = {type(mechanism).__name__}",
             f"the accountant counts {', '.join(kind.__name__ for kind in _KINDS)} and refuses what it does not know",
@@ -244,6 +269,10 @@ def _bases(mechanism: Mechanism, steps: int) -> list[tuple[Mechanism, int]]:
         case Summed():  # a sample moves the sum of n messages as it moves its node's own; the noise there is √n σ
             noise = math.sqrt(mechanism.nodes)
             return [(base.with_sigma(noise * base.sigma), n) for base, n in _bases(mechanism.base, steps)]
+        case PersonLevel():  # sites with noise of their own compose; one that shares it shows others too
+            apart = mechanism.sites if mechanism.shared is None else 1
+            away = 1.0 if mechanism.shared is None or _linked(mechanism) > 1 else mechanism.together
+            return [(base.with_sigma(base.sigma / away), apart * n) for base, n in _bases(mechanism.base, steps)]
         case Composed():
             return [pair for part, count in mechanism.parts for pair in _bases(part, steps * count)]
         case Anchored():
@@ -263,6 +292,27 @@ def _within_reason(release: Release) -> Release:
 def _amplified(mechanism: Mechanism) -> bool:
     """Whether a sample is drawn by a coin of its own: only then does drawing it rarely hide it (privacy.md)."""
     return mechanism.sampling == "poisson" and mechanism.rate < 1
+
+
+def _linked(mechanism: Mechanism) -> int:
+    """Return at how many sites in a row a person is taken out, one after the other, where no more is proved.
+
+    That is so if sites share noise and a person is drawn by coins.
+    """
+    person = mechanism.person
+    if person is None or person.shared is None:
+        return 1
+    return person.sites if any(_coins(base) for base, _ in _bases(person.base, 1)) else 1
+
+
+def _coins(mechanism: Mechanism) -> bool:
+    """Whether a release depends on coins that are counted as secret."""
+    release = _KINDS[type(mechanism)](mechanism, replace=False)
+    return isinstance(release, Geometry) or release.rate < 1
+
+
+def _neighbour(curve: Curve, in_a_row: int) -> Curve:
+    return Group(curve, times=in_a_row) if in_a_row > 1 else curve
 
 
 def _grouped(bases: Sequence[tuple[Mechanism, int]], relation: Relation) -> bool:

@@ -66,24 +66,29 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class Group:
-    """Two neighbouring steps in a row: (ε, δ) for one zeroed sample is (2ε, (1 + e^ε) δ) for one replaced sample.
+    """Neighbouring steps in a row: (ε, δ) for one zeroed sample is (2ε, (1 + e^ε) δ) for one replaced sample.
 
-    `tail` is some δ more of a zeroed sample, at every ε: what tails of computed noise may show.
+    t `times` in a row it is (tε, (1 + e^ε + … + e^((t − 1) ε)) δ). `tail` is some δ more of a zeroed sample, at every
+    ε: what tails of computed noise may show.
     """
 
     single: Curve
     tail: float = 0.0
+    times: int = 2
 
     def delta(self, epsilon: float) -> float:
         """Return δ at this ε."""
-        single = min(self.single.delta(epsilon / 2) + self.tail, 1.0)
-        return min(single * (1 + math.exp(min(epsilon / 2, 700.0))), 1.0) if single > 0 else 0.0
+        each = epsilon / self.times
+        single = min(self.single.delta(each) + self.tail, 1.0)
+        many = math.fsum(math.exp(min(i * each, 700.0)) for i in range(self.times))
+        return min(single * many, 1.0) if single > 0 else 0.0
 
     def epsilon(self, delta: float) -> float:
         """Return a sufficient ε for this δ."""
-        # Less than twice the single curve's ε cannot be enough. Above it, (1 + e^ε) δ'(ε) need not be monotone where δ'
-        # is only a bound, but any ε that meets the condition is valid: take the first one found.
-        lower = upper = 2 * self.single.epsilon(delta / 2 - self.tail) if delta > 2 * self.tail else math.inf
+        # Less than t times the single curve's ε cannot be enough. Above it, (1 + e^ε) δ'(ε) need not be monotone where
+        # δ' is only a bound, but any ε that meets the condition is valid: take the first one found.
+        t = self.times
+        lower = upper = t * self.single.epsilon(delta / t - self.tail) if delta > t * self.tail else math.inf
         while upper < 1400 and self.delta(upper) > delta:
             lower, upper = upper, 1.05 * upper + 1e-3
         if upper >= 1400:

@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import special
 
-from privsgp.accounting.mechanisms import Anchored, Composed, Gaussian, Mechanism, Relation, Saga, Shared, Summed
+from privsgp.accounting.mechanisms import (
+    Anchored,
+    Composed,
+    Gaussian,
+    Mechanism,
+    PersonLevel,
+    Relation,
+    Saga,
+    Shared,
+    Summed,
+    Wrapper,
+)
+from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,9 +41,13 @@ def epsilon(mechanism: Mechanism, steps: int, delta: float, relation: Relation, 
     if not steps:
         return 0.0
     match mechanism:
-        case Shared() | Summed():  # the sum of n messages has √n times the noise of one
+        case Shared() | Summed() | PersonLevel():  # the sum of n messages has √n times the noise of one
             summed = math.sqrt(mechanism.nodes) if isinstance(mechanism, Summed) else 1.0
-            return epsilon(mechanism.base, steps, delta, relation, noise * summed)
+            # Of a person at several sites that share noise this looks at one site alone.
+            sites = mechanism.sites if isinstance(mechanism, PersonLevel) and mechanism.shared is None else 1
+            return epsilon(mechanism.base, sites * steps, delta, relation, noise * summed)
+        case Wrapper():
+            raise Refused(f"mechanism = {type(mechanism).__name__}", "no lower bound is known for it")
         case Anchored():  # a run in which nothing was made again
             anchors = mechanism.anchors(steps)
             kinds = Composed(((mechanism.anchor, anchors), (mechanism.difference, steps - anchors)))

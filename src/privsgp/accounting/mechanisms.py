@@ -6,8 +6,8 @@ drift apart. An accountant that does not know a mechanism refuses it.
 
 A base is one `Release`: `SampledMean`, `Saga`, `Gaussian`, `Sag`, `Unprotected`. `Anchored` is a run of two bases, and
 `Composed` any list of mechanisms. A wrapper changes one thing about its base: `Shared` whose noise it is, `Summed`
-which messages are seen. Every other question to a wrapper is answered by its base. A new noise or a new unit of privacy
-is a new wrapper here and a line in each of the accountant's three dispatches.
+which messages are seen, `PersonLevel` what a sample is. Every other question to a wrapper is answered by its base. A
+new noise or a new unit of privacy is a new wrapper here and a line in each of the accountant's three dispatches.
 """
 
 from __future__ import annotations
@@ -84,6 +84,11 @@ class Mechanism:
     @property
     def shared(self) -> Shared | None:
         """The wrapper that says with whom noise is shared; None where all of it is the node's own."""
+        return None
+
+    @property
+    def person(self) -> PersonLevel | None:
+        """The wrapper that says that a sample is a person; None where it is a record."""
         return None
 
     @property
@@ -343,6 +348,10 @@ class Composed(Mechanism):
 
     parts: tuple[tuple[Mechanism, int], ...]
 
+    def __post_init__(self) -> None:
+        if any(isinstance(part, PersonLevel) for part, _ in self.parts):
+            raise TypeError("PersonLevel is the outermost wrapper: wrap the whole list")
+
     def changed(self, **values: Any) -> Self:  # noqa: ANN401
         """Return the same list with other values in every part."""
         return dataclasses.replace(self, parts=tuple((part.changed(**values), count) for part, count in self.parts))
@@ -352,10 +361,23 @@ class Composed(Mechanism):
 class Wrapper(Mechanism):
     """A mechanism around another one: it answers what it changes, and hands every other question to its base."""
 
+    keys: ClassVar[dict[str, str]] = {}  # of its own fields in ledgers and JSON
+
     base: Mechanism
 
     def __post_init__(self) -> None:
+        if isinstance(self.base, PersonLevel):
+            raise TypeError("PersonLevel is the outermost wrapper")
         _check(self)
+
+    @classmethod
+    def read(cls, base: Mechanism, own: dict[str, Any]) -> Mechanism:
+        """Return the base as `own` values of this wrapper change it; the base itself if there are none."""
+        return cls(base, **own) if any(own.values()) else base
+
+    def describe(self) -> dict[str, Any]:
+        """Return the base's values and the wrapper's own."""
+        return self.base.describe() | {key: getattr(self, field) for field, key in self.keys.items()}
 
     def changed(self, **values: Any) -> Self:  # noqa: ANN401
         """Return the same wrapper around a base with other values."""
@@ -364,7 +386,7 @@ class Wrapper(Mechanism):
 
 for _question in (
     "auditable", "has_table", "sigma", "clip", "batch", "samples", "sampling", "kappa", "coordinates",
-    "amplified", "largest_shift", "kinds", "seen_together", "shared", "weighted", "redo_limit",
+    "amplified", "largest_shift", "kinds", "seen_together", "shared", "person", "weighted", "redo_limit",
     "is_anchor", "at",
 ):  # fmt: skip
     setattr(Wrapper, _question, property(attrgetter(f"base.{_question}")))
@@ -378,6 +400,8 @@ class Shared(Wrapper):
     (0: not known yet).
     """
 
+    keys: ClassVar[dict[str, str]] = {"honest": "honest", "partners": "partners", "least_own": "least_own"}
+
     honest: From1
     partners: From1
     least_own: NotNegative = 0.0
@@ -386,11 +410,6 @@ class Shared(Wrapper):
     def shared(self) -> Shared:
         """Itself."""
         return self
-
-    def describe(self) -> dict[str, Any]:
-        """Return the base's values and those of the sharing."""
-        own = {"honest": self.honest, "partners": self.partners, "least_own": self.least_own}
-        return self.base.describe() | own
 
     def assumptions(self) -> list[str]:
         """Say who has to be honest."""
@@ -406,16 +425,20 @@ class Shared(Wrapper):
 class Summed(Wrapper):
     """The messages of `nodes` nodes, each with the base's noise, are seen as one sum only (secure aggregation)."""
 
+    keys: ClassVar[dict[str, str]] = {"nodes": "aggregated"}
+
     nodes: From1
+
+    @classmethod
+    def read(cls, base: Mechanism, own: dict[str, Any]) -> Mechanism:
+        """Return the base itself for one node: its message is seen."""
+        nodes = own.get("nodes", 1)
+        return base if nodes == 1 and nodes is not True else cls(base, nodes)
 
     @property
     def seen_together(self) -> int:
         """`nodes`."""
         return self.nodes
-
-    def describe(self) -> dict[str, Any]:
-        """Return the base's values and the number of nodes."""
-        return self.base.describe() | {"aggregated": self.nodes}
 
     def assumptions(self) -> list[str]:
         """Say what is seen."""
@@ -426,6 +449,53 @@ class Summed(Wrapper):
         return [*self.base.assumptions(), words]
 
 
+@dataclass(frozen=True)
+class PersonLevel(Wrapper):
+    """A sample is a person with up to `rows` rows, whose mean gradient is clipped once. It is the outermost wrapper.
+
+    ε is that of a person who has rows at `sites` sites like this one. Where they share noise, `correlation` bounds
+    what one site's message shows of another's: the matrix M of privacy.md has entries of at most `correlation` · μ²
+    outside its diagonal. 1 is always safe; for equal sites it is 1 − 1/ρ.
+    """
+
+    keys: ClassVar[dict[str, str]] = {
+        "rows": "person_rows", "sites": "person_sites", "correlation": "person_correlation",
+    }  # fmt: skip
+
+    rows: From1
+    sites: From1 = 1
+    correlation: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+    @property
+    def person(self) -> PersonLevel:
+        """Itself."""
+        return self
+
+    @property
+    def unit(self) -> str:
+        """What ε protects, in words."""
+        return f"one person, up to {self.rows} row{'s' if self.rows > 1 else ''}"
+
+    @property
+    def together(self) -> float:
+        """How many times farther a person at all `sites` moves messages with shared noise, in units of σ.
+
+        μ_S² = Σ_ij M_ij ≤ μ² (s + s (s − 1) · correlation).
+        """
+        return math.sqrt(self.sites + self.sites * (self.sites - 1) * self.correlation)
+
+    def at_sites(self, sites: int) -> PersonLevel:
+        """Return the same for a person at so many sites."""
+        return dataclasses.replace(self, sites=sites)
+
+    def assumptions(self) -> list[str]:
+        """Say what a person is, and at how many sites."""
+        rows = f"a sample is a person: the mean of the gradients of up to {self.rows} rows is clipped as one"
+        many = f"a person has rows at up to {self.sites} sites, and the noise of each is as counted here"
+        return [*self.base.assumptions(), rows, *([many] if self.sites > 1 else [])]
+
+
+_WRAPPERS: tuple[type[Wrapper], ...] = (Summed, Shared, PersonLevel)
 _KINDS = {kind.__name__: kind for kind in (Unprotected, SampledMean, Saga, Gaussian, Sag, Anchored)}
 
 
@@ -439,12 +509,12 @@ def described(values: dict[str, Any]) -> Mechanism:
     kind = _KINDS.get(str(values.get("mechanism")))
     if kind is None:
         raise Refused(f"mechanism = {values.get('mechanism')!r:.80}", f"known are {', '.join(_KINDS)}")
-    shared = {key: fields.pop(key) for key in ("honest", "partners", "least_own") if key in fields}
-    nodes, clip = fields.pop("aggregated", 1), fields.pop("clip", None)
+    own = [{f: fields.pop(key) for f, key in wrapper.keys.items() if key in fields} for wrapper in _WRAPPERS]
+    clip = fields.pop("clip", None)
     try:
         made: Mechanism = kind(clip=math.inf if clip is None else clip, **fields)
-        made = made if nodes == 1 and nodes is not True else Summed(made, nodes)
-        return Shared(made, **shared) if any(shared.values()) else made
+        pairs = zip(_WRAPPERS, own, strict=True)
+        return functools.reduce(lambda base, pair: pair[0].read(base, pair[1]), pairs, made)
     except TypeError as error:  # a key is missing, or not known
         raise Refused(f"mechanism = {kind.__name__}: {error!s:.200}", "see docs/privacy.md for its values") from None
 

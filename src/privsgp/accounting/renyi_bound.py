@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privsgp.accounting import rdp
-from privsgp.accounting.mechanisms import Anchored, Composed, Gaussian, Saga, SampledMean, Shared, Summed, Wrapper
+from privsgp.accounting.mechanisms import (
+    Anchored,
+    Composed,
+    Gaussian,
+    PersonLevel,
+    Saga,
+    SampledMean,
+    Shared,
+    Summed,
+    Wrapper,
+)
+from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,8 +46,29 @@ def in_pairs(mechanism: Mechanism, relation: Relation) -> bool:
     return saga and sampled and relation == "replace-one"
 
 
+def in_a_row(mechanism: Mechanism, relation: Relation) -> int:
+    """Return how many neighbouring steps make one neighbour; more than one where nothing better is proved.
+
+    For a person at several sites that share noise it is one after the other, if coins matter.
+    """
+    pairs = 2 if in_pairs(mechanism, relation) else 1
+    linked = isinstance(mechanism, PersonLevel) and mechanism.shared is not None and _by_coins(mechanism.base)
+    return pairs * mechanism.sites if isinstance(mechanism, PersonLevel) and linked else pairs
+
+
+def _by_coins(mechanism: Mechanism) -> bool:
+    """Whether drawing a sample rarely is counted as hiding it."""
+    if isinstance(mechanism, Wrapper):
+        return _by_coins(mechanism.base)
+    if isinstance(mechanism, Anchored):
+        return mechanism.sampling == "poisson"
+    still = isinstance(mechanism, Saga) and mechanism.difference_scale * mechanism.samples <= mechanism.batch
+    secret = mechanism.sampling == "poisson" and mechanism.batch < mechanism.samples
+    return secret and not still and not isinstance(mechanism, Gaussian)
+
+
 def renyi(mechanism: Mechanism, steps: int, relation: Relation) -> rdp.Renyi:
-    """Return the Rényi curve of `steps` releases, that of one zero-out where replace-one is counted `in_pairs`."""
+    """Return the Rényi curve of `steps` releases, that of one zero-out or site where these are counted `in_a_row`."""
     sides = 2 if relation == "replace-one" and not in_pairs(mechanism, relation) else 1
     return rdp.Renyi(_all(mechanism, steps, sides))
 
@@ -45,9 +77,9 @@ def _all(mechanism: Mechanism, steps: int, sides: int, noise: float = 1.0) -> Cu
     """Return the cumulants of a tree; all noise in it is multiplied by `noise`."""
     if not steps:
         return 0 * rdp.ORDERS  # 0 · ∞ is none
-    if isinstance(mechanism, Shared | Summed):  # variances of independent noise add up
-        variance = mechanism.nodes if isinstance(mechanism, Summed) else 1
-        return _all(mechanism.base, steps, sides, noise * math.sqrt(variance))
+    if isinstance(mechanism, Wrapper):
+        often, louder = _changed(mechanism)
+        return _all(mechanism.base, often * steps, sides, noise * louder)
     if isinstance(mechanism, Anchored):
         return _anchored(mechanism, steps, sides, noise)
     if isinstance(mechanism, Composed):
@@ -55,6 +87,21 @@ def _all(mechanism: Mechanism, steps: int, sides: int, noise: float = 1.0) -> Cu
     if mechanism.sigma == 0 or math.isinf(mechanism.clip):
         return np.full(rdp.ORDERS.shape, math.inf)
     return np.asarray(steps * _one(mechanism.with_sigma(noise * mechanism.sigma), sides))
+
+
+def _changed(wrapper: Wrapper) -> tuple[int, float]:
+    """Return by how much a wrapper multiplies the number of its base's releases, and their noise."""
+    match wrapper:
+        case Shared():
+            return 1, 1.0
+        case Summed():  # variances of independent noise add up
+            return 1, math.sqrt(wrapper.nodes)
+        case PersonLevel(shared=None):  # s sites, each with noise of its own
+            return wrapper.sites, 1.0
+        case PersonLevel():
+            s, a = wrapper.sites, wrapper.correlation
+            return 1, 1.0 if _by_coins(wrapper.base) else 1 / math.sqrt(s * s * a + s * (1 - a))
+    raise Refused(f"mechanism = {type(wrapper).__name__}", "no Rényi bound is known for it")
 
 
 @lru_cache(maxsize=64)

@@ -58,7 +58,7 @@ class Cost:
         length = _length(mechanism)
         if shift > _FARTHEST or nodes > _MOST or not math.isfinite(length):
             return cls(math.inf, math.inf, math.inf)
-        steps *= nodes
+        steps *= nodes * (1 if (person := mechanism.person) is None else person.sites)
         rounded = 2.0**-21 * length
         pairs = 2.25 * d + 4.5 + rounded * math.sqrt(d) + (1 + rounded) * math.exp(9.8 * shift - shift**2 / 2)
         variance = steps * ((d + 1) * _EACH + _SUMMED * length**2)

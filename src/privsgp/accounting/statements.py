@@ -40,6 +40,7 @@ class Statement:
     aggregated: int = 1  # so many nodes' messages are seen as one sum only
     honest: int = 0  # where nodes share noise, ε holds if so many of them are honest; 0: whoever is
     site: str = ""  # what people call the node
+    unit: str = "one record"  # what ε protects
 
     @property
     def name(self) -> str:
@@ -106,7 +107,13 @@ def _statement(segments: Sequence[Segment]) -> Statement:
         aggregated=max(segment.header.mechanism.get("aggregated", 1) for segment in segments),
         honest=max(segment.header.mechanism.get("honest", 0) for segment in segments),
         site=last.site,
+        unit=" and ".join(sorted({_unit(segment) for segment in segments})),
     )
+
+
+def _unit(segment: Segment) -> str:
+    person = described(segment.header.mechanism).person
+    return Statement.unit if person is None else person.unit
 
 
 def _epsilon(segments: Sequence[Segment], delta: float) -> float:
@@ -114,8 +121,8 @@ def _epsilon(segments: Sequence[Segment], delta: float) -> float:
     spent = [segment for segment in segments if segment.charged]
     if not spent:
         return 0.0
-    if len({segment.header.relation for segment in segments}) > 1:
-        return math.inf  # no ε of one relation covers what was spent under another
+    if len({(segment.header.relation, _unit(segment)) for segment in segments}) > 1:
+        return math.inf  # no ε of one relation, or unit of privacy, covers what was spent under another
     last = spent[-1].header
     if len(spent) == 1:
         return accountant.epsilon(described(last.mechanism), spent[0].charged, delta, last.relation).epsilon

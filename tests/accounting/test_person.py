@@ -1,0 +1,165 @@
+"""A person, not a row: the unit of privacy, and a person at several sites, against brute force."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from privsgp.accounting import accountant, calibration, lower_bound, renyi_bound
+from privsgp.accounting.curve import Gaussian as GaussianCurve
+from privsgp.accounting.curve import Group
+from privsgp.accounting.mechanisms import (
+    Composed,
+    Gaussian,
+    PersonLevel,
+    Saga,
+    SampledMean,
+    Shared,
+    Summed,
+    Wrapper,
+    described,
+)
+from privsgp.accounting.pairwise import NoiseGraph, solve
+from privsgp.accounting.shown import up
+from privsgp.errors import Refused
+
+DELTA = 1e-5
+WHOLE = Gaussian(sigma=1 / calibration.gaussian_shift(1.0, DELTA), clip=1.0, batch=1, samples=1)  # ε = 1 of a record
+DRAWN = SampledMean(sigma=2.0, clip=1.0, batch=5, samples=100)
+
+
+def epsilon(mechanism, steps=1, delta=DELTA, relation="zero-out"):
+    return accountant.epsilon(mechanism, steps, delta, relation).epsilon
+
+
+def shared(base, honest=8, partners=15):
+    return Shared(base, honest, partners, 0.1)
+
+
+@pytest.mark.parametrize(("rows", "shown"), [(2, "2.16"), (3, "3.41"), (5, "6.17"), (10, "14.43")])
+def test_what_row_level_promises_a_person_with_several_rows(rows, shown):
+    assert up(GaussianCurve(rows / WHOLE.sigma).epsilon(DELTA), 4 if rows == 10 else 3) == shown
+
+
+@pytest.mark.parametrize("base", [WHOLE, DRAWN, Saga(sigma=2.0, clip=1.0, batch=5, samples=100), shared(DRAWN)])
+def test_a_person_of_one_site_costs_what_a_record_costs(base):
+    assert epsilon(PersonLevel(base, 4), 20) == epsilon(base, 20)
+
+
+@pytest.mark.parametrize(("sites", "own", "pairs"), [(2, "1.47", "1.84"), (3, "1.84", "2.71")])
+def test_a_person_of_several_sites_without_sampling(sites, own, pairs):
+    assert up(epsilon(PersonLevel(WHOLE, 4, sites)), 3) == own
+    assert up(epsilon(PersonLevel(shared(WHOLE), 4, sites, 0.5)), 3) == pairs  # ρ = 2
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
+@pytest.mark.parametrize("sites", [1, 2, 3])
+def test_sites_with_noise_of_their_own_compose(sites, relation):
+    base = dataclasses.replace(DRAWN, coordinates=50)
+    assert epsilon(PersonLevel(base, 4, sites), 30, relation=relation) == epsilon(base, 30 * sites, relation=relation)
+
+
+@pytest.mark.parametrize(("nodes", "honest", "ratio"), [(4, 2, 1.5), (5, 5, 2.0), (7, 4, 3.0), (6, 3, 8.0)])
+def test_the_correlation_of_equal_sites_is_that_of_the_inverse_covariance(nodes, honest, ratio):
+    covariance = solve([1.0] * nodes, honest, ratio, NoiseGraph(nodes))
+    inverse = np.linalg.inv(covariance.among(range(honest)))
+    for sites in range(1, min(honest, 3) + 1):
+        sets = itertools.combinations(range(honest), sites)
+        worst = max(inverse[np.ix_(chosen, chosen)].sum() for chosen in sets) / inverse[0, 0]
+        person = PersonLevel(shared(WHOLE, honest, nodes - 1), 4, sites, 1 - 1 / ratio)
+        assert person.together**2 == pytest.approx(worst, rel=1e-6)
+        assert renyi_bound.renyi(person, 7, "zero-out").cumulants == pytest.approx(
+            renyi_bound.renyi(WHOLE.with_sigma(WHOLE.sigma / math.sqrt(worst)), 7, "zero-out").cumulants, rel=1e-6
+        )
+
+
+def mixture(shift, correlation, rate):
+    """Return P and Q on a grid: two sites, each with a coin, Gram matrix M = shift² [[1, a], [a, 1]]."""
+    root = shift * np.linalg.cholesky([[1, correlation], [correlation, 1]] + 1e-12 * np.eye(2))
+    at = np.stack(np.meshgrid(*[np.linspace(-9, 9 + 2 * shift, 1201)] * 2), -1)
+    q = stats.norm.pdf(at).prod(-1)
+    p = np.zeros_like(q)
+    for coins in itertools.product((0, 1), repeat=2):
+        weight = math.prod(rate if coin else 1 - rate for coin in coins)
+        p += weight * stats.norm.pdf(at - np.array(coins) @ root).prod(-1)
+    return p / p.sum(), q / q.sum()
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("rate", "shift"), [(0.05, 1.0), (0.3, 2.0), (0.9, 0.5)])
+def test_sampled_sites_that_share_noise_are_covered(rate, shift, correlation):
+    p, q = mixture(shift, correlation, rate)
+    base = SampledMean(sigma=1 / (shift * 100 * rate), clip=1.0, batch=100 * rate, samples=100)
+    found = epsilon(PersonLevel(shared(base), 4, 2, correlation), delta=1e-3)
+    for one, other in ((p, q), (q, p)):
+        assert np.maximum(one - math.exp(found) * other, 0).sum() <= 1e-3 * (1 + 1e-6)
+    assert epsilon(base, delta=1e-3) < found
+
+
+def test_sampled_sites_that_share_noise_cost_a_chain_of_neighbours():
+    one, three = (PersonLevel(shared(DRAWN), 4, sites, 0.5) for sites in (1, 3))
+    group = Group(accountant.profile(one, 30), times=3)
+    assert epsilon(three, 30) <= group.epsilon(DELTA) * 1.01
+    assert epsilon(three, 30) >= 3 * epsilon(one, 30)
+    with pytest.raises(Refused, match="several runs"):
+        accountant.renyi(three, 30)
+
+
+@pytest.mark.parametrize("times", [2, 3, 5])
+def test_a_chain_of_gaussians_is_covered(times):
+    single = GaussianCurve(0.4)
+    found = Group(single, times=times).epsilon(DELTA)
+    assert GaussianCurve(0.4 * times).delta(found) <= DELTA
+
+
+def test_wrappers_write_and_read_their_own_keys():
+    base = dataclasses.replace(DRAWN, coordinates=7)
+    for made in (Summed(base, 3), shared(base), PersonLevel(base, 4), PersonLevel(shared(base), 5, 2, 0.25)):
+        assert described(made.describe()) == made
+    assert "person_rows" not in base.describe()
+    assert PersonLevel(base, 4).describe() == base.describe() | {
+        "person_rows": 4, "person_sites": 1, "person_correlation": 1.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "values", [{"rows": 0}, {"rows": 2, "sites": 0}, {"rows": 2, "correlation": 1.5}, {"rows": 2.5}]
+)
+def test_impossible_persons_are_refused(values):
+    with pytest.raises(Refused):
+        PersonLevel(DRAWN, **values)
+
+
+def test_a_person_is_the_outermost_wrapper():
+    for inside in (shared, lambda p: Composed(((p, 1),)), lambda p: PersonLevel(p, 2)):
+        with pytest.raises(TypeError, match="outermost"):
+            inside(PersonLevel(DRAWN, 4))
+
+
+@dataclasses.dataclass(frozen=True)
+class Strange(Wrapper):
+    """A wrapper that no accountant knows."""
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        lambda m: accountant.epsilon(m, 3, DELTA),
+        lambda m: renyi_bound.renyi(m, 3, "zero-out"),
+        lambda m: lower_bound.epsilon(m, 3, DELTA, "zero-out"),
+    ],
+)
+def test_an_unknown_wrapper_is_refused_by_name(count):
+    with pytest.raises(Refused, match="Strange"):
+        count(Strange(DRAWN))
+
+
+def test_assumptions_name_the_person():
+    words = accountant.assumptions(PersonLevel(DRAWN, 4, 2), 3, "zero-out")
+    assert words[0].startswith("neighbours differ in one person, up to 4 rows of this node, which is zeroed out")
+    assert "number of persons is public" in words[0]
+    assert any("up to 4 rows is clipped as one" in word for word in words)
+    assert any("rows at up to 2 sites" in word for word in words)
