@@ -139,6 +139,7 @@ TRUSTED: dict[str, dict[str, str]] = {
         "sites/protocol/pairs.py": "Derives a pair's secret that nobody else can compute, and deletes it in time.",
         "sites/run.py": "Commits, records, posts and waits in this order, and stops when a rule is broken.",
         "sites/store.py": "Keeps what the site has signed, durably.",
+        "sites/study.py": "Reads the signed study, and refuses one in another form or after its expiry.",
         "sites/trainer.py": "Commits a step before it is sent, and repeats none with new noise.",
         "sites/transport.py": "Sends sums of released messages only.",
         "transport/link.py": "Adds up released messages only.",

@@ -457,3 +457,43 @@ def test_names_from_python_say_whose_records_lie_where(place):
         {"privacy": {"sigma": 1.0}, "data": {"name": "sites", "sites": names}} for names in (["a", "b"], ["b", "a"])
     )
     assert problems.layout(configs.parse(one)) != problems.layout(configs.parse(other))
+
+
+DAYS = SCHEMA.replace(
+    'column = "back"\nclasses = ["no", "yes"]', 'column = "days"\ncentre = 10\nscale = 4\nrange = [0, 60]'
+)
+
+
+@pytest.fixture
+def days(place):
+    """Return a study that predicts days from the age: 0.2 · age + 3, ± 1."""
+    (place / "schema.toml").write_text(DAYS)
+    linear = RUN.replace('"logistic"', '"linear"\nloss = "mse"').replace("steps = 6", "steps = 60\nstep_size = 0.2")
+    (place / "run.toml").write_text(linear)
+    for seed, (name, count) in enumerate({"aachen": 40, "basel": 30, "cork": 20, "test": 50}.items()):
+        rng = np.random.default_rng(seed)
+        lines = [
+            f"i{i},{age},a,{0.2 * age + 3 + rng.uniform(-1, 1):.3f}" for i, age in enumerate(rng.uniform(0, 100, count))
+        ]
+        (place / f"{name}.csv").write_text("\n".join(["id,age,ward,days", *lines]) + "\n")
+    return place
+
+
+def test_predictions_and_metrics_of_a_regression_are_in_the_unit_of_the_table(days):
+    assert train(days).code == 0
+    result, test = privsgp.load(days / "run"), days / "test.csv"
+    said, y = result.predict(test), np.array([float(line.split(",")[3]) for line in test.read_text().split()[1:]])
+    mae = np.abs(said - y).mean()
+    assert np.corrcoef(said, y)[0, 1] > 0.9
+    assert abs(said.mean() - y.mean()) < 2  # scaled values would be about 0.8
+    assert result.summary["mae"] == pytest.approx(mae, rel=1e-5)
+    assert result.summary["baseline"]["mae"] == pytest.approx(np.abs(y - y.mean()).mean(), rel=1e-5)
+    own = {"worst": lambda outputs, targets: (outputs[:, 0] - targets).abs().max()}
+    for found in (result.evaluate(test, own), result.evaluate((tables.read_arrow(test), y), own)):
+        assert found["mae"] == pytest.approx(mae, rel=1e-5)
+        assert found["own_metrics"]["worst"] == pytest.approx(np.abs(said - y).max(), rel=1e-4)
+    printed = runs.command("predict", days / "run", test).out.splitlines()
+    assert [float(line.split(",")[1]) for line in printed[1:]] == pytest.approx(said.tolist(), rel=1e-4)
+    shown = train(days, out="again").out
+    assert "RMSE" in shown
+    assert "test loss" not in shown

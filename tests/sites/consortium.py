@@ -26,8 +26,9 @@ from wires import enter
 from privsgp import data
 from privsgp.accounting import ledger
 from privsgp.runs import config as configs
-from privsgp.sites.agreement import Agreement, Limits, propose
+from privsgp.sites.agreement import Agreement, propose
 from privsgp.sites.identity import Site
+from privsgp.sites.study import Limits
 from privsgp.sites.trainer import SiteDriver
 from runs import FORKS
 

@@ -14,9 +14,10 @@ from privsgp.accounting import ledger
 from privsgp.data.loading import like
 from privsgp.errors import Refused
 from privsgp.runs import config as configs
-from privsgp.sites.agreement import Agreement, Limits, propose
+from privsgp.sites.agreement import Agreement, propose
 from privsgp.sites.identity import Site
 from privsgp.sites.run import bring
+from privsgp.sites.study import Limits
 
 SIZES = [40, 30, 20]
 SCHEMA = {

@@ -249,6 +249,11 @@ class Schema(Options):
         return None if self.target.classes is None else len(self.target.classes)
 
     @property
+    def unit(self) -> tuple[float, float]:
+        """(centre, scale) of a target that is a number: centre + scale · value is in the unit of the table."""
+        return (0.0, 1.0) if self.target.classes is not None else self.target.affine
+
+    @property
     def digest(self) -> str:
         """The SHA-256 of what the schema says; comments and the order of columns have no part in it."""
         told = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
