@@ -37,9 +37,9 @@ class Told:
         """As the source's."""
         return self.source.secret
 
-    def fill_normal(self, out: Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
+    def fill_normal(self, out: Tensor, nodes: Sequence[int], step: int) -> None:
         """Fill as the source does, and keep what the canaries' columns are."""
-        self.source.fill_normal(out, nodes, step, attempt)
+        self.source.fill_normal(out, nodes, step)
         for pair, row in zip(nodes, self.columns(out).double(), strict=True):
             self.numbers[pair, step] = row.clone()
 
