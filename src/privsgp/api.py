@@ -147,7 +147,8 @@ def train(
     model = model if fields is None else fields.given_to(model)
     _say(problems.unsaid(config))
 
-    measure = Measure(kind, dataset.classes, None if kind else correct, metrics or {})
+    unit = (0.0, 1.0) if config.data.schema is None else config.data.schema.unit
+    measure = Measure(kind, dataset.classes, None if kind else correct, metrics or {}, unit)
     alone = problems.Problem(
         dataset=dataset,
         parts=problems.split(config, dataset) if parts is None else parts,

@@ -65,9 +65,9 @@ def _said(result: Result, x: Any, files: list[str] | None) -> list[list[Any]]:  
             head,
             *([i, names[int(row.argmax())], *(f"{v:.6g}" for v in row)] for i, row in zip(called, p, strict=True)),
         ]
-    outputs = result.outputs(x).flatten(1)
-    head = [first, *(f"value{c}" if outputs.shape[1] > 1 else "value" for c in range(outputs.shape[1]))]
-    return [head, *([i, *(f"{v:.6g}" for v in row)] for i, row in zip(called, outputs.tolist(), strict=True))]
+    values = result.predict(x).reshape(len(x), -1)
+    head = [first, *(f"value{c}" if values.shape[1] > 1 else "value" for c in range(values.shape[1]))]
+    return [head, *([i, *(f"{v:.6g}" for v in row)] for i, row in zip(called, values.tolist(), strict=True))]
 
 
 def evaluate(

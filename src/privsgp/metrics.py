@@ -45,13 +45,15 @@ class Measure:
     """What is measured of a model in the end.
 
     `kind` is the loss that says what outputs mean; None for a loss of the user's own, of which `correct` alone is
-    known, if that. `own` are the user's metrics, each of all outputs and targets at once.
+    known, if that. `own` are the user's metrics, each of all outputs and targets at once. `unit` is the (centre, scale)
+    that takes values of a regression back to the unit of their table; metrics are in that unit.
     """
 
     kind: Kind | None = None
     classes: int | None = None
     correct: Metric | None = None
     own: Mapping[str, Metric] = field(default_factory=dict)
+    unit: tuple[float, float] = (0.0, 1.0)
 
     def __post_init__(self) -> None:
         if taken := [name for name in self.own if name in KEYS]:
@@ -59,6 +61,8 @@ class Measure:
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
         """Return metrics by their names; those that cannot be computed are left out, or None."""
+        if self.kind == "mse":
+            outputs, targets = in_unit(outputs, self.unit), in_unit(targets, self.unit)
         found = self._known(outputs, targets)
         if self.own:
             found[OWN] = {name: _own(name, metric, outputs, targets) for name, metric in self.own.items()}
@@ -104,6 +108,12 @@ def _own(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float |
         _LOG.warning("metrics[%r] failed: %s: %s", name, type(error).__name__, error)
         return None
     return value if math.isfinite(value) else None
+
+
+def in_unit(values: Tensor, unit: tuple[float, float]) -> Tensor:
+    """Return values of a model in the unit of the table that it learnt from."""
+    centre, scale = unit
+    return values if unit == (0.0, 1.0) else centre + scale * values.double()
 
 
 def probabilities(outputs: NDArray[np.float64], kind: Kind) -> Probabilities:

@@ -191,7 +191,8 @@ def assembled(
     refuse_counted(config, dataset)
     model, encoder = first_model(config, dataset.x.shape[1:], dataset.y.shape[1:], dataset.classes)
     name = config.model.loss
-    loss, correct, measure = models.per_sample(name), models.correct(name), Measure(name, dataset.classes)
+    unit = (0.0, 1.0) if config.data.schema is None else config.data.schema.unit
+    loss, correct, measure = models.per_sample(name), models.correct(name), Measure(name, dataset.classes, unit=unit)
     return Problem(dataset, parts, model, loss, correct, block, sizes, encoder, measure, loss_name=name)
 
 

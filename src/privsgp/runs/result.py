@@ -32,7 +32,7 @@ from privsgp.files import read_json
 from privsgp.gradients import Layout
 from privsgp.runs import card as cards
 from privsgp.runs import charts, views
-from privsgp.runs.rows import checked, encoded_rows, fields_of, labelled_rows, labels, refuse_records
+from privsgp.runs.rows import checked, encoded_rows, fields_of, labelled_rows, labels, refuse_records, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,11 +79,12 @@ class Result:
             return torch.cat([still(part.to(first.device, kind)).cpu() for part in torch.split(rows, _CHUNK)])
 
     def predict(self, x: Samples) -> NDArray[Any]:
-        """Return the class of each sample, or its predicted values; of a loss of one's own the outputs."""
+        """Return the class of each sample, or its values in the table's unit; of a loss of one's own the outputs."""
         outputs, loss = self.outputs(x), self.card["loss"]
-        if loss == "mse" and not self.card["target_shape"]:
-            return outputs[:, 0].numpy()
-        if loss in ("mse", None):
+        if loss == "mse":
+            values = measures.in_unit(outputs, unit_of(self.card))
+            return (values if self.card["target_shape"] else values[:, 0]).numpy()
+        if loss is None:
             return outputs.numpy()
         classes: NDArray[Any] = self._probabilities(outputs).argmax(1)
         return classes
@@ -102,7 +103,8 @@ class Result:
     ) -> dict[str, Any]:
         """Return metrics on samples and their targets, by the names of summary.json; nothing is written.
 
-        `data` is (x, y), a torch `Dataset` of such pairs, or the path of a file as the run had them.
+        `data` is (x, y), a torch `Dataset` of such pairs, or the path of a file as the run had them. Targets that are
+        numbers are in the unit of `predict(x)`.
 
         Guarantee: none. No ε covers a metric: show it only to those who may see the records it was computed on. Samples
         that a private run was trained on are refused where its private/ is here: choosing settings by metrics on them
@@ -113,12 +115,15 @@ class Result:
         outputs, targets = self.outputs(x), torch.from_numpy(labels(y, self.card))
         if len(outputs) != len(targets):
             raise Refused(f"{len(outputs)} samples and {len(targets)} targets", "give one target to each sample")
+        if self.card["loss"] == "mse":
+            outputs = measures.in_unit(outputs, unit_of(self.card))
         return measures.Measure(self.card["loss"], self.card["classes"], own=metrics or {})(outputs, targets)
 
     def _measured(self, data: Any) -> tuple[Any, Any]:  # noqa: ANN401 - whatever was brought
         """Return samples and targets; refuse records that a private run was trained on."""
         if isinstance(data, str | Path):
             what, (x, y) = str(data), labelled_rows(Path(data), self.card)
+            y = measures.in_unit(torch.from_numpy(y), unit_of(self.card)).numpy()
         elif is_dataset(data):
             what, (x, y) = "data", pair(data)[:2]
         elif isinstance(data, tuple | list) and len(data) == 2:

@@ -94,6 +94,11 @@ def schema_of(card: dict[str, Any]) -> schemas.Schema:
         raise Refused(f"the model's schema is not TOML: {error}", "put a copy of the model back") from error
 
 
+def unit_of(card: dict[str, Any]) -> tuple[float, float]:
+    """Return the (centre, scale) of the targets of a regression; (0, 1) if they are as the user gave them."""
+    return (0.0, 1.0) if card.get("schema_text") is None else schema_of(card).unit
+
+
 def refuse_records(run: Path, what: str, card: dict[str, Any], x: NDArray[Any]) -> None:
     """Refuse samples that a private run was trained on: what is measured on them no ε covers.
 

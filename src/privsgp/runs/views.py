@@ -271,7 +271,8 @@ def metric_rows(found: Mapping[str, Any]) -> Rows:
         # a guess that knows the classes' shares is calibrated: nothing to compare
         beside = None if name == "calibration_error" else base.get(name)
         guessed = "" if beside is None else f" (a guess: {metrics.shown(name, beside)})"
-        if known.get(name) is not None and not (name == "test_loss" and known.get("log_loss")):
+        again = name == "test_loss" and (known.get("log_loss") or known.get("rmse"))  # the same on another scale
+        if known.get(name) is not None and not again:
             rows.append((label, metrics.shown(name, known[name]) + guessed))
     rows += [(name, metrics.shown("", value)) for name, value in own.items()]
     return rows + [("note", line) for line in found.get(metrics.DULL) or ()]
