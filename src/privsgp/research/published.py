@@ -1,7 +1,7 @@
 """The calibrations that papers print, each with its constants made explicit, to repeat their figures.
 
-Planners, not guarantees (privacy.md): whatever is nominal here is shown beside what the certified accountant says about
-the same run. Only formulas that are known for sure are here; the other algorithms are refused.
+Planners, not guarantees (docs/paper.md): a nominal ε is shown next to the certified ε of the same run.
+Only formulas that are known for sure are here; the other algorithms are refused.
 """
 
 from __future__ import annotations
