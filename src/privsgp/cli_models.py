@@ -77,6 +77,12 @@ def evaluate(
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Fit probabilities; calibration.json keeps it.")
     ] = False,
+    alone: Annotated[
+        Path | None,
+        typer.Option(
+            help="This site's own training file: was it worth it? RUN/private keeps the answer.", callback=there
+        ),
+    ] = None,
     threshold_for: Annotated[str, typer.Option(help="sensitivity=0.9 or specificity=0.9, kept likewise.")] = "",
     as_json: Json = False,
 ) -> None:
@@ -84,10 +90,15 @@ def evaluate(
     from privsgp.accounting.book import Book
     from privsgp.engine.folder import Folder
     from privsgp.report.terminal import err, show, tell
+    from privsgp.runs import worth
     from privsgp.runs.result import CALIBRATION, load
     from privsgp.runs.views import metric_rows
 
     result = load(run)
+    if alone is not None:
+        compared = worth.compare(result, file, alone)
+        tell(compared, _show_worth, compared, as_json=as_json)
+        return
     if calibrate or threshold_for:
         result.calibrate(file, threshold_for, fit=calibrate)
         err.print(f"written to {run / CALIBRATION}: predict and evaluate use it from now on", soft_wrap=True)
@@ -96,3 +107,16 @@ def evaluate(
         err.print("note: the budget book does not know the run's records: nothing was compared", soft_wrap=True)
     err.print("note: no ε covers these: they are for those who may see the samples", soft_wrap=True)
     tell(found, show, file.name, metric_rows(found), as_json=as_json)
+
+
+def _show_worth(found: dict[str, Any]) -> None:
+    from privsgp.metrics import shown
+    from privsgp.report.terminal import out, show_table
+    from privsgp.runs.views import LABELS
+
+    rows = [
+        (LABELS[name], *(shown(name, one[key]) for key in ("joint", "alone"))) for name, one in found["metrics"].items()
+    ]
+    head = ("metric", "joint model", "this site alone")
+    show_table(f"{found['held_out']:,} held-out records, for this site alone", head, rows, words=["metric"])
+    out.print(found["answer"], soft_wrap=True)

@@ -630,3 +630,35 @@ def test_weights_of_classes_leave_probabilities_calibrated(tmp_path, binary):
     again = privsgp.load(tmp_path / "run", model=nn.Linear(3, 1 if binary else 2))
     np.testing.assert_allclose(again.predict_proba(x), result.predict_proba(x))
     assert "classes were weighed 1 : 6 in training" in (tmp_path / "run" / "model-card.md").read_text()
+
+
+@pytest.mark.parametrize("seed", ["seed=", "seed=3"])
+def test_a_site_learns_whether_taking_part_was_worth_it(place, seed):
+    noisy(place, aachen=12, basel=900, cork=900, held=400)
+    longer = ("--set", "algorithm.steps=60", "--set", "privacy.sigma=0.01", "--set", seed)
+    assert train(place, *longer).code == 0
+    before = {file for file in (place / "run").rglob("*") if file.is_file()}
+    ran = runs.command("evaluate", place / "run", place / "held.csv", "--alone", place / "aachen.csv")
+    assert ran.code == 0, ran.err
+    assert "Taking part was" in ran.out or "cannot tell" in ran.out
+    assert "log loss" in ran.out
+    written = {file for file in (place / "run").rglob("*") if file.is_file()} - before
+    assert written == {place / "run" / "private" / "worth.json"}
+    assert written.pop().stat().st_mode & 0o777 == 0o600
+    head, *rows = (place / "held.csv").read_text().splitlines()
+    theirs = (place / ("basel.csv" if seed == "seed=" else "aachen.csv")).read_text().splitlines()
+    (place / "held.csv").write_text("\n".join([head, *rows, theirs[4]]) + "\n")
+    ran = runs.command("evaluate", place / "run", place / "held.csv", "--alone", place / "aachen.csv")
+    assert ran.code == 2
+    assert "1 of its records are in the run" in ran.err
+
+
+def test_a_regression_is_compared_in_its_unit(days):
+    assert train(days).code == 0
+    ran = runs.command("evaluate", days / "run", days / "test.csv", "--alone", days / "cork.csv", "--json")
+    found = json.loads(ran.out)
+    assert found["metrics"]["mae"]["joint"] == pytest.approx(
+        privsgp.load(days / "run").evaluate(days / "test.csv")["mae"]
+    )
+    assert 0.3 < found["metrics"]["mae"]["alone"] < 3  # days: the noise alone gives 0.5
+    assert (found["held_out"], found["own"]) == (50, 20)
