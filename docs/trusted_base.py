@@ -52,6 +52,7 @@ TRUSTED: dict[str, dict[str, str]] = {
         "data/partitions.py": "Puts each record on one node, without looking at labels in a private run.",
         "data/same_records.py": "Recognises a site's own records in data that are called public.",
         "data/samples.py": "Makes one sample of one record that comes from Python.",
+        "data/check.py": "Lists what is wrong with one site's table, for that site alone.",
         "data/dialect.py": "Reads one site's table by that site's own words; row hashes stay those of the file.",
         "data/schema.py": "Takes column types and ranges from the public schema alone.",
         "data/tables.py": "Makes one sample of one row, by the public schema alone.",
@@ -119,7 +120,6 @@ TRUSTED: dict[str, dict[str, str]] = {
         "kernels/rows.py": "Computes the norms and clip factors of samples.",
     },
     TORCHRUN: {
-        "transport/checks.py": "Refuses messages that can be no model.",
         "transport/rendezvous.py": "Checks what other processes say, and takes nothing about its own nodes from them.",
         "transport/torch_distributed.py": "Sends released messages only.",
     },

@@ -61,10 +61,8 @@ def _said(result: Result, x: Any, files: list[str] | None) -> list[list[Any]]:  
         if len(names) != p.shape[1]:
             raise Refused(f"{len(names)} names of {p.shape[1]} classes", "put a copy of the model's file back")
         head = [first, "class", *(f"p{c}" if isinstance(c, int) else f"p({c})" for c in names)]
-        return [
-            head,
-            *([i, names[int(row.argmax())], *(f"{v:.6g}" for v in row)] for i, row in zip(called, p, strict=True)),
-        ]
+        rows = zip(called, result.calibration.classes(p), p, strict=True)
+        return [head, *([i, names[c], *(f"{v:.6g}" for v in row)] for i, c, row in rows)]
     values = result.predict(x).reshape(len(x), -1)
     head = [first, *(f"value{c}" if values.shape[1] > 1 else "value" for c in range(values.shape[1]))]
     return [head, *([i, *(f"{v:.6g}" for v in row)] for i, row in zip(called, values.tolist(), strict=True))]
@@ -76,16 +74,23 @@ def evaluate(
         Path,
         typer.Argument(help="Public samples with targets, as the run had them; .npz with x and y.", callback=there),
     ],
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Fit probabilities; calibration.json keeps it.")
+    ] = False,
+    threshold_for: Annotated[str, typer.Option(help="sensitivity=0.9 or specificity=0.9, kept likewise.")] = "",
     as_json: Json = False,
 ) -> None:
     """Tell what a trained model is worth on public data. No ε covers that: records it was trained on are refused."""
     from privsgp.accounting.book import Book
     from privsgp.engine.folder import Folder
     from privsgp.report.terminal import err, show, tell
-    from privsgp.runs.result import load
+    from privsgp.runs.result import CALIBRATION, load
     from privsgp.runs.views import metric_rows
 
     result = load(run)
+    if calibrate or threshold_for:
+        result.calibrate(file, threshold_for, fit=calibrate)
+        err.print(f"written to {run / CALIBRATION}: predict and evaluate use it from now on", soft_wrap=True)
     found = result.evaluate(file)
     if not result.summary["simulation"] and not Book().sets_of({Folder(run).run or ""}):
         err.print("note: the budget book does not know the run's records: nothing was compared", soft_wrap=True)

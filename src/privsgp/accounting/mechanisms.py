@@ -446,7 +446,7 @@ def described(values: dict[str, Any]) -> Mechanism:
         made = made if nodes == 1 and nodes is not True else Summed(made, nodes)
         return Shared(made, **shared) if any(shared.values()) else made
     except TypeError as error:  # a key is missing, or not known
-        raise Refused(f"mechanism = {kind.__name__}: {error!s:.200}", "see docs/privacy.md for its values") from None
+        raise Refused(f"mechanism = {kind.__name__}: {error!s:.200}", "docs/proofs/saga.md has its values") from None
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 Against node i work together: a coalition of all but h nodes, the worst that there is, which hands over the numbers of
 every pair it is part of; and the other h − 1 honest nodes' *total* noise is handed over as well. The attacker takes
 from node i's message what it shares with the coalition, and the best guess of the rest from the others' noise. By the
-theorem, what remains is N(0, σ_eff,i²), independent of all that (docs/privacy.md, "Noise that neighbours share").
+theorem, what remains is N(0, σ_eff,i²), independent of all that (docs/proofs/pairwise.md).
 """
 
 from __future__ import annotations

@@ -259,15 +259,19 @@ class Schema(Options):
         told = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(told.encode()).hexdigest()
 
+    def line(self, name: str, **changes: object) -> str:
+        """Write the line of one column, with changes."""
+        return f"{toml_key(name)} = {toml_value(_given(self.columns[name], 'type') | changes)}"
+
     def toml(self, prefix: str = "", why: Mapping[str, str] | None = None) -> str:
         """Write it out; `prefix` is the section it stands in, `why` has a comment for some columns."""
         own = [f"{key} = {toml_value(value)}" for key, value in _given(self).items() if key in ("missing", "drafted")]
         lines = [*([f"[{prefix[:-1]}]"] if prefix and own else []), *own, *([""] if own else []), f"[{prefix}target]"]
         lines += [f"{key} = {toml_value(value)}" for key, value in _given(self.target, "column").items()]
         lines += ["", f"[{prefix}columns]"]
-        for name, column in self.columns.items():
+        for name in self.columns:
             said = (why or {}).get(name)
-            lines.append(f"{toml_key(name)} = {toml_value(_given(column, 'type'))}" + (f"  # {said}" if said else ""))
+            lines.append(self.line(name) + (f"  # {said}" if said else ""))
         return "\n".join(lines) + "\n"
 
 

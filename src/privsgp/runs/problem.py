@@ -56,6 +56,7 @@ class Problem:
     encoder: nn.Module | None = None
     measure: Callable[[Tensor, Tensor], dict[str, Any]] | None = None
     loss_name: str | None = None  # None: a loss of the user's own
+    class_weights: tuple[float, ...] | None = None  # of that loss
     raw_shape: tuple[int, ...] | None = None  # of a sample before the encoder
     fields: Fields | None = None  # of a sample that is several inputs
     known: Hashes | None = None  # of samples before the encoder

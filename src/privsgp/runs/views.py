@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 Rows = list[tuple[str, str]]
 LABELS = {
     "accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "f1": "F1", "auc": "AUC",
-    "log_loss": "log loss", "brier": "Brier score", "calibration_error": "calibration error", "r2": "R²",
+    "log_loss": "log loss", "brier": "Brier score", "calibration_error": "calibration error",
+    "calibration_in_the_large": "calibration in the large", "calibration_slope": "calibration slope", "r2": "R²",
     "mae": "mean absolute error", "rmse": "RMSE", "worst_node_accuracy": "worst site's model", "test_loss": "test loss",
     "train_loss": "training loss", "consensus_error": "consensus error",
 }  # fmt: skip
