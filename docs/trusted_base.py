@@ -119,7 +119,6 @@ TRUSTED: dict[str, dict[str, str]] = {
         "kernels/rows.py": "Computes the norms and clip factors of samples.",
     },
     TORCHRUN: {
-        "transport/checks.py": "Refuses messages that can be no model.",
         "transport/rendezvous.py": "Checks what other processes say, and takes nothing about its own nodes from them.",
         "transport/torch_distributed.py": "Sends released messages only.",
     },

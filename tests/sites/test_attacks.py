@@ -656,6 +656,17 @@ def test_a_process_that_was_suspended_judges_nothing_before_the_next_hello(house
             push(iter(frame(c, 5, 62.0).pieces()), timeout=5)
 
 
+def test_a_process_that_knows_of_a_copy_accuses_nobody(house, monkeypatch):
+    """It was suspended, and a hello has shown it the copy: what peers sent meanwhile looks wrong to it alone."""
+    c, network = house
+    before = network.audit.counts()
+    monkeypatch.setattr(network.members, "newer", 2)
+    with channel(c, c.sites[1]) as opened:
+        push = opened.stream_unary("/privsgp.Sites/Push")
+        assert json.loads(push(iter(frame(c, 5, 62.0).pieces()), timeout=5))["newest"] == -1
+    assert network.audit.counts() == before
+
+
 @pytest.mark.parametrize("by_command", [False, True], ids=["Python", "command"])
 def test_a_key_does_not_outlive_an_agreement_that_has_expired(tmp_path, by_command):
     c = Consortium.make(tmp_path / "c", privacy={"noise": "pairwise", "sigma": None, "epsilon": 3.0})

@@ -23,7 +23,7 @@ from privsgp.engine.drive import RunDriver
 from privsgp.engine.trainer import Trainer
 from privsgp.files import sync_names
 from privsgp.sites.journal import Journal
-from privsgp.transport.checks import refuse_wild
+from privsgp.transport.protocol import refuse_wild
 
 if TYPE_CHECKING:
     from collections.abc import Callable
