@@ -26,7 +26,7 @@ def main() -> None:
     def any_graph() -> None:
         push.push(
             x, g, w, out=(out, spare, z), sigma=sigma, source=source, share=share,
-            key=key, step=1, attempt=0, gamma=0.1,
+            key=key, step=1, gamma=0.1,
         )  # fmt: skip
 
     def eager() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     took = {
         "kernel": do_bench(any_graph),
         "eager torch": do_bench(eager),
-        "noise alone, kernel": do_bench(lambda: push.fill_normal(out, nodes, key, 1, 0)),
+        "noise alone, kernel": do_bench(lambda: push.fill_normal(out, nodes, key, 1)),
         "noise alone, torch": do_bench(out.normal_),
         "one copy": do_bench(lambda: out.copy_(x)),
     }

@@ -31,9 +31,10 @@ from privsgp.engine.checkpoint import Progress
 from privsgp.engine.folder import Folder
 from privsgp.files import sync_names
 from privsgp.runs import config as configs
-from privsgp.sites.agreement import Agreement, Limits, propose
+from privsgp.sites.agreement import Agreement, propose
 from privsgp.sites.identity import Site
 from privsgp.sites.run import Network
+from privsgp.sites.study import Limits
 from privsgp.sites.trainer import SiteDriver
 from privsgp.sites.transport import SitesTransport
 

@@ -36,12 +36,12 @@ def words(key: int, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Ten
     return c0, c1, c2, c3
 
 
-def fill_normal(out: Tensor, key: int, nodes: Sequence[int], step: int, attempt: int) -> None:
+def fill_normal(out: Tensor, key: int, nodes: Sequence[int], step: int) -> None:
     """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`."""
     d = out.shape[1]
     place = torch.arange(quarter(d), device=out.device).expand(len(nodes), -1)
     node = torch.tensor(list(nodes), device=out.device)[:, None].expand_as(place)
-    drawn = words(key, (place, node, torch.full_like(place, step), torch.full_like(place, attempt)))
+    drawn = words(key, (place, node, torch.full_like(place, step), torch.zeros_like(place)))
     out.copy_(torch.cat([*_box_muller(*drawn[:2]), *_box_muller(*drawn[2:])], 1)[:, :d])
 
 

@@ -69,18 +69,14 @@ def no_noise(g: Tensor, source: Source, nodes: Sequence[int], step: int, **kept:
     del g, source, nodes, step, kept
 
 
-def half_noise(
-    g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
-) -> None:
+def half_noise(g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float]) -> None:
     """Take σ/2."""
-    add_noise_(g, source, nodes, step, sigma=[s / 2 for s in sigma], attempt=attempt)
+    add_noise_(g, source, nodes, step, sigma=[s / 2 for s in sigma])
 
 
-def same_noise(
-    g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
-) -> None:
+def same_noise(g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float]) -> None:
     """Use the noise of an even step again at the odd one that follows."""
-    add_noise_(g, source, nodes, step - step % 2, sigma=sigma, attempt=attempt)
+    add_noise_(g, source, nodes, step - step % 2, sigma=sigma)
 
 
 def no_clip(self: PerSample, radius: float, mask: Tensor, *, exact: bool | None = None) -> None:
@@ -117,19 +113,15 @@ def bare_self(self: DP2SGD, k: int, s: State) -> Step:
     return State(x, s.w, s.z.copy_(x))
 
 
-def other_step(
-    g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
-) -> None:
+def other_step(g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float]) -> None:
     """Use noise again 75 steps later."""
-    add_noise_(g, source, nodes, step % LATER, sigma=sigma, attempt=attempt)
+    add_noise_(g, source, nodes, step % LATER, sigma=sigma)
 
 
-def one_noise(
-    g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
-) -> None:
+def one_noise(g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float]) -> None:
     """Add the first node's noise at all nodes."""
     for row in range(len(nodes)):
-        add_noise_(g[row : row + 1], source, nodes[:1], step, sigma=sigma[row : row + 1], attempt=attempt)
+        add_noise_(g[row : row + 1], source, nodes[:1], step, sigma=sigma[row : row + 1])
 
 
 def shuffled(source: Source, mechanisms: Sequence[Mechanism], nodes: Sequence[int], step: int) -> Draws:

@@ -50,7 +50,7 @@ def _batch_of_one(sample: Any) -> torch.Tensor:
 
 
 def clipped(v: Array, radius: float | None) -> Array:
-    """v·min(1, radius/‖v‖); None does not clip. Total: a non-finite v counts as 0 (privacy.md, Clipping)."""
+    """v·min(1, radius/‖v‖); None does not clip. Total: a non-finite v counts as 0 (docs/proofs/rounding.md)."""
     if not np.isfinite(v).all():
         return np.zeros_like(v)
     norm = np.linalg.norm(v)

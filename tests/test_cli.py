@@ -339,6 +339,17 @@ def test_the_budget_book_is_shown_without_torch():
     assert json.loads(ran.stdout.splitlines()[-1]) == [["budget"], 0, False]
 
 
+def _expired_study(folder):
+    config, study, cards = folder / "proposed.toml", folder / "expired.study", []
+    config.write_text(runs.SMALL.replace("nodes = 4", "nodes = 2\nclasses = 10").replace(", 300, 300]", "]"))
+    for name in ("a", "b"):
+        Site.create(folder / name, name, address=f"{name}.example:4433").card.write(folder / f"{name}.card")
+        cards += ["--site", folder / f"{name}.card"]
+    ran = runs.command("agree", "propose", config, *cards, "-o", study, "--days=-1")
+    assert ran.code == 0, ran.err
+    return study
+
+
 def test_refusals_come_before_torch_is_imported(tmp_path):
     config, more = runs.small(tmp_path), ("--set=algorithm.steps=2", "--out", tmp_path / "run")
     (tmp_path / "sites.toml").write_text(
@@ -350,6 +361,7 @@ def test_refusals_come_before_torch_is_imported(tmp_path):
     (held / "config.toml").touch()
     late = Site.create(tmp_path / "late", "late", address="late.example:4433")
     late.rotate(days=-0.1)
+    expired, stranger = _expired_study(tmp_path), Site.create(tmp_path / "d", "d", address="d.example:4433")
     refused = [
         ("train", gone), ("train", config, "--none-such"), ("none-such",), ("train", tmp_path / "sites.toml"),
         *(("train", config, f"--set={change}") for change in ("data.foo=3", "algorithm.steps=-1", "graph.name=x")),
@@ -364,6 +376,9 @@ def test_refusals_come_before_torch_is_imported(tmp_path):
         ("train", config, "--set=seed=", "--resume", "--out", gone), ("audit", config, "--confidence=2"),
         ("account", "--algorithm=nope", "--samples=9", "--batch=1", "--steps=9", "--sigma=1"),
         ("join", config, "--data", config, "--home", late.home),
+        ("join", expired, "--data", config, "--home", tmp_path / "a", "--out", gone),
+        ("join", expired, "--data", config, "--home", stranger.home),
+        ("join", config, "--data", config, "--home", stranger.home),
     ]  # fmt: skip
     asked = json.dumps([list(map(str, one)) for one in [*refused, ("train", config, *more)]])
     ran = subprocess.run(

@@ -19,24 +19,24 @@ CIFAR = ("--samples=3125", "--batch=25", "--steps=3000", "--clip=10", "--epsilon
 @pytest.mark.parametrize(
     ("page", "row", "command", "key"),
     [
-        ("docs/privacy.md", "(`privsgp-vr`), as {:.3f}", ("account", *MNIST, "--sigma", "0.05"), "epsilon"),
+        ("docs/proofs/saga.md", "(`privsgp-vr`), as {:.3f}", ("account", *MNIST, "--sigma", "0.05"), "epsilon"),
         (
-            "docs/privacy.md",
+            "docs/proofs/saga.md",
             "(`privsgp`) counts as ε = {:.3f}",
             ("account", "--algorithm", "privsgp", *MNIST, "--sigma", "0.05"),
             "epsilon",
         ),
-        ("docs/privacy.md", "| {:.3f} | 0.677 | + 85 %", ("calibrate", "--algorithm=privsgp", *CIFAR), "sigma"),
-        ("docs/privacy.md", "| 0.366 | {:.3f} | + 85 %", ("calibrate", *CIFAR), "sigma"),
-        ("docs/privacy.md", "| 0.3 | {:.3f} | − 32 %", ("calibrate", *CIFAR, "--difference-scale=auto"), "sigma"),
+        ("docs/proofs/saga.md", "| {:.3f} | 0.677 | + 85 %", ("calibrate", "--algorithm=privsgp", *CIFAR), "sigma"),
+        ("docs/proofs/saga.md", "| 0.366 | {:.3f} | + 85 %", ("calibrate", *CIFAR), "sigma"),
+        ("docs/proofs/saga.md", "| 0.3 | {:.3f} | − 32 %", ("calibrate", *CIFAR, "--difference-scale=auto"), "sigma"),
         (
-            "docs/privacy.md",
+            "docs/proofs/saga.md",
             "+ 85 % | {:g} | 0.248",
             ("calibrate", *CIFAR, "--difference-scale=auto"),
             "difference_scale",
         ),
         (
-            "docs/privacy.md",
+            "docs/paper.md",
             "b = 48: {:.2f}; b = 240: 1.03",
             ("calibrate", "--accountant=published", "--samples=1200", "--batch=48", "--steps=575", "--epsilon=1"),
             "certified_epsilon",

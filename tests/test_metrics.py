@@ -61,6 +61,39 @@ def test_calibration_is_how_far_confidence_and_frequency_are_apart():
     assert Measure("binary", 2)(sure, y)["calibration_error"] == pytest.approx(0.3)
 
 
+def test_calibration_in_the_large_and_slope_find_what_was_done_to_logits():
+    rng = np.random.default_rng(0)
+    z = rng.normal(-1, 1.5, 20_000)
+    y = torch.from_numpy((rng.random(len(z)) < 1 / (1 + np.exp(-z))).astype(np.int64))
+    good = Measure("binary", 2)(torch.from_numpy(z)[:, None], y)
+    assert good["calibration_in_the_large"] == pytest.approx(0, abs=0.05)
+    assert good["calibration_slope"] == pytest.approx(1, abs=0.05)
+    steep = Measure("binary", 2)(torch.from_numpy(2 * z)[:, None], y)
+    assert steep["calibration_slope"] == pytest.approx(0.5, abs=0.03)
+    high = Measure("binary", 2)(torch.from_numpy(z + 0.7)[:, None], y)
+    assert high["calibration_in_the_large"] == pytest.approx(-0.7, abs=0.05)
+    assert "calibration_slope" not in Measure("cross-entropy", 3)(*_made(0, 3))
+    apart = Measure("binary", 2)(torch.tensor([[-1.0], [-2.0], [1.0], [2.0]]), torch.tensor([0, 0, 1, 1]))
+    assert apart["calibration_slope"] is None
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_a_temperature_takes_logits_back(seed):
+    outputs, _ = _made(seed, 4, 3000)
+    rng = np.random.default_rng(seed)
+    p = torch.softmax(2 * outputs, 1).numpy()
+    y = np.array([rng.choice(4, p=row) for row in p])
+    assert metrics.temperature(torch.softmax(outputs, 1).numpy(), y) == pytest.approx(2, rel=0.15)
+
+
+def test_a_threshold_reaches_what_it_is_for():
+    rng = np.random.default_rng(0)
+    p, y = rng.random(500).round(2), rng.integers(0, 2, 500)
+    for least in (0.1, 0.5, 0.9, 1.0):
+        assert (p[y == 1] >= metrics.threshold_for(p, y, "sensitivity", least)).mean() >= least
+        assert (p[y == 0] < metrics.threshold_for(p, y, "specificity", least)).mean() >= least
+
+
 def test_the_calibration_error_is_the_same_on_every_python():
     """`sum` of ten times 0.1 is 1 from Python 3.12 on, and was less before: a summary made again would differ."""
     assert metrics._calibration_error([(0.1, 0.0, 1)] * 10) == 0.9999999999999999 / 10

@@ -23,7 +23,7 @@ from privsgp.data.tables import Frame, is_frame
 from privsgp.errors import Refused, called_from_python
 from privsgp.features import frozen
 from privsgp.features.maps import make_encoder
-from privsgp.metrics import Measure
+from privsgp.metrics import Calibration, Measure
 from privsgp.options import Options
 from privsgp.planner import settle as planning
 from privsgp.report import page
@@ -147,7 +147,9 @@ def train(
     model = model if fields is None else fields.given_to(model)
     _say(problems.unsaid(config))
 
-    measure = Measure(kind, dataset.classes, None if kind else correct, metrics or {})
+    unit = (0.0, 1.0) if config.data.schema is None else config.data.schema.unit
+    weighed = models.class_weights(loss)
+    measure = Measure(kind, dataset.classes, None if kind else correct, metrics or {}, unit, Calibration(weighed))
     alone = problems.Problem(
         dataset=dataset,
         parts=problems.split(config, dataset) if parts is None else parts,
@@ -157,6 +159,7 @@ def train(
         encoder=_encoder(features, config, dataset),
         measure=measure,
         loss_name=measure.kind,
+        class_weights=weighed,
         fields=fields,
     )
     problem = problems.brought_home(config, alone, world)

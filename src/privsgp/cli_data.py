@@ -16,8 +16,8 @@ from privsgp.report.terminal import err, out, show, show_lines
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from privsgp.data.check import Checked
     from privsgp.data.schema import Schema
-    from privsgp.data.tables import Table
     from privsgp.runs.config import Config
 
 
@@ -99,32 +99,39 @@ def check(
     no_target: Annotated[bool, typer.Option("--no-target", help="For prediction: without the target.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Tell this site, and nobody else, what would happen to its table; nothing is written and nothing leaves."""
+    """List all problems of this site's table, for this site alone; nothing is written and nothing leaves."""
     with later.package("torch"):
+        from privsgp.data import check as checks
         from privsgp.data import schema as schemas
-        from privsgp.data import tables
+        from privsgp.data.tables import told
 
     found = schemas.read(schema_file)
-    encoded = tables.read(table, found, labelled=not no_target, own=not no_target)
+    checked = checks.check(table, found, labelled=not no_target)
     if as_json:
-        told = {"schema": found.digest, "rows": len(encoded.x), "features": found.features, "counts": encoded.counts}
-        typer.echo(json.dumps(told | {"classes": _per_class(found, encoded)}))
-        return
-    show(f"{table.name}, for this site alone", _rows(found, encoded))
-    show_lines(encoded.told or ["every value fits"])
+        said = {"schema": found.digest, "rows": checked.rows, "features": found.features, "counts": checked.counts}
+        problems = [problem._asdict() for problem in checked.problems]
+        typer.echo(json.dumps(said | {"classes": _per_class(found, checked), "problems": problems}))
+    else:
+        show(f"{table.name}, for this site alone", _rows(found, checked))
+        for problem in checked.problems:
+            head = "REFUSED" if problem.refused else "look at this"
+            out.print(f"{head}: {problem.what}\n  → {problem.remedy}", soft_wrap=True, markup=False)
+        show_lines(told(checked.counts) or (() if checked.problems else ["every value fits"]))
+    if any(problem.refused for problem in checked.problems):
+        raise typer.Exit(2)
 
 
-def _rows(schema: Schema, table: Table) -> list[tuple[str, str]]:
+def _rows(schema: Schema, table: Checked) -> list[tuple[str, str]]:
     classes = _per_class(schema, table)
     rows = [
-        ("rows", f"{len(table.x):,}"),
+        ("rows", f"{table.rows:,}"),
         ("columns", f"{len(schema.encoded)} become {schema.width} numbers each row"),
         ("schema", schema.digest),
     ]
     return rows if not classes else [*rows, ("classes", ", ".join(f"{n:,} {name}" for name, n in classes.items()))]
 
 
-def _per_class(schema: Schema, table: Table) -> dict[str, int]:
+def _per_class(schema: Schema, table: Checked) -> dict[str, int]:
     if schema.target.classes is None or table.y is None:
         return {}
     return {name: int((table.y == i).sum()) for i, name in enumerate(schema.target.classes)}

@@ -61,13 +61,11 @@ def _said(result: Result, x: Any, files: list[str] | None) -> list[list[Any]]:  
         if len(names) != p.shape[1]:
             raise Refused(f"{len(names)} names of {p.shape[1]} classes", "put a copy of the model's file back")
         head = [first, "class", *(f"p{c}" if isinstance(c, int) else f"p({c})" for c in names)]
-        return [
-            head,
-            *([i, names[int(row.argmax())], *(f"{v:.6g}" for v in row)] for i, row in zip(called, p, strict=True)),
-        ]
-    outputs = result.outputs(x).flatten(1)
-    head = [first, *(f"value{c}" if outputs.shape[1] > 1 else "value" for c in range(outputs.shape[1]))]
-    return [head, *([i, *(f"{v:.6g}" for v in row)] for i, row in zip(called, outputs.tolist(), strict=True))]
+        rows = zip(called, result.calibration.classes(p), p, strict=True)
+        return [head, *([i, names[c], *(f"{v:.6g}" for v in row)] for i, c, row in rows)]
+    values = result.predict(x).reshape(len(x), -1)
+    head = [first, *(f"value{c}" if values.shape[1] > 1 else "value" for c in range(values.shape[1]))]
+    return [head, *([i, *(f"{v:.6g}" for v in row)] for i, row in zip(called, values.tolist(), strict=True))]
 
 
 def evaluate(
@@ -76,18 +74,49 @@ def evaluate(
         Path,
         typer.Argument(help="Public samples with targets, as the run had them; .npz with x and y.", callback=there),
     ],
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Fit probabilities; calibration.json keeps it.")
+    ] = False,
+    alone: Annotated[
+        Path | None,
+        typer.Option(
+            help="This site's own training file: was it worth it? RUN/private keeps the answer.", callback=there
+        ),
+    ] = None,
+    threshold_for: Annotated[str, typer.Option(help="sensitivity=0.9 or specificity=0.9, kept likewise.")] = "",
     as_json: Json = False,
 ) -> None:
     """Tell what a trained model is worth on public data. No ε covers that: records it was trained on are refused."""
     from privsgp.accounting.book import Book
     from privsgp.engine.folder import Folder
     from privsgp.report.terminal import err, show, tell
-    from privsgp.runs.result import load
+    from privsgp.runs import worth
+    from privsgp.runs.result import CALIBRATION, load
     from privsgp.runs.views import metric_rows
 
     result = load(run)
+    if alone is not None:
+        compared = worth.compare(result, file, alone)
+        tell(compared, _show_worth, compared, as_json=as_json)
+        return
+    if calibrate or threshold_for:
+        result.calibrate(file, threshold_for, fit=calibrate)
+        err.print(f"written to {run / CALIBRATION}: predict and evaluate use it from now on", soft_wrap=True)
     found = result.evaluate(file)
     if not result.summary["simulation"] and not Book().sets_of({Folder(run).run or ""}):
         err.print("note: the budget book does not know the run's records: nothing was compared", soft_wrap=True)
     err.print("note: no ε covers these: they are for those who may see the samples", soft_wrap=True)
     tell(found, show, file.name, metric_rows(found), as_json=as_json)
+
+
+def _show_worth(found: dict[str, Any]) -> None:
+    from privsgp.metrics import shown
+    from privsgp.report.terminal import out, show_table
+    from privsgp.runs.views import LABELS
+
+    rows = [
+        (LABELS[name], *(shown(name, one[key]) for key in ("joint", "alone"))) for name, one in found["metrics"].items()
+    ]
+    head = ("metric", "joint model", "this site alone")
+    show_table(f"{found['held_out']:,} held-out records, for this site alone", head, rows, words=["metric"])
+    out.print(found["answer"], soft_wrap=True)

@@ -30,7 +30,7 @@ site = typer.Typer(help="This site's identity: keys that stay here, and the card
 agree = typer.Typer(help="Agreements (*.study): propose, read and check one.", no_args_is_help=True)
 
 Home = Annotated[Path | None, typer.Option(help="Where the keys are; default PRIVSGP_SITE or ~/.config/privsgp/site.")]
-Study = Annotated[Path, typer.Argument(help="The agreement, *.study", callback=there)]
+StudyPath = Annotated[Path, typer.Argument(help="The agreement, *.study", callback=there)]
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/<name>-<run>.")]
 
 
@@ -139,10 +139,9 @@ def propose(
     settings = configured(config, changes, data=False)
     from privsgp.sites import agreement as agreements
     from privsgp.sites.identity import Card
+    from privsgp.sites.study import Limits
 
-    limits = agreements.Limits(
-        deadline=deadline, staleness=staleness, fewest=fewest, transfer=transfer, max_update=max_update
-    )
+    limits = Limits(deadline=deadline, staleness=staleness, fewest=fewest, transfer=transfer, max_update=max_update)
     roster, carrier = [Card.read(path) for path in cards], None if relay_card is None else Card.read(relay_card)
     with doing("calibrating the noise of every site"):
         samples, name = _like(settings, like), output.stem
@@ -170,7 +169,7 @@ def _like(settings: Config, path: Path | None) -> Dataset:
 
 
 @agree.command("show")
-def show_agreement(study: Study, home: Home = None, as_json: Json = False) -> None:
+def show_agreement(study: StudyPath, home: Home = None, as_json: Json = False) -> None:
     """Show what an agreement says, and what this site would promise."""
     from privsgp.sites.agreement import Agreement
 
@@ -220,7 +219,7 @@ def _not_private(agreement: Agreement) -> list[str]:
 
 
 def join(
-    study: Study,
+    study: StudyPath,
     data: Annotated[Path, typer.Option(help="This site's own file: a table or .npz.", callback=there)],
     test: Annotated[Path | None, typer.Option(help="Public data on which the model is tested.", callback=there)] = None,
     home: Home = None,
@@ -235,15 +234,20 @@ def join(
     own = _site(home)
     with later.package("torch"):
         from privsgp.sites.net.causes import refuse_own_certificate
+        from privsgp.sites.study import Study
 
     refuse_own_certificate(own)
+    proposed = Study.read(study)
+    proposed.node(own)
+    place = folder or proposed.default_folder
+    if not place.exists():  # a site that has begun may continue after the expiry: `run.join` decides
+        proposed.refuse_expired()
     from privsgp.report import page
     from privsgp.runs import views
     from privsgp.sites import run
     from privsgp.sites.agreement import Agreement
 
     agreement = Agreement.read(study)
-    place = folder or run.default_out(agreement)
     if not run.check_policy(own, agreement):
         _say(f"note: there is no policy.toml in {own.home}: nothing but the agreement itself is checked")
     for reason in _not_private(agreement):
@@ -271,15 +275,14 @@ def _show_run(view: RunView) -> None:
     out.print(f"next: the model is {model}; privsgp report {view.folder} writes what to show others", soft_wrap=True)
 
 
-def status(study: Study, home: Home = None, folder: Out = None, as_json: Json = False) -> None:
+def status(study: StudyPath, home: Home = None, folder: Out = None, as_json: Json = False) -> None:
     """Show which sites are there, at which step, and what this site has spent."""
     from privsgp.accounting import ledger
     from privsgp.files import read_bytes
     from privsgp.sites.agreement import Agreement
-    from privsgp.sites.run import default_out
 
     agreement = Agreement.read(study)
-    node, place = agreement.node(_site(home)), folder or default_out(agreement)
+    node, place = agreement.node(_site(home)), folder or agreement.default_folder
     if not (place / "status.json").exists():
         raise Refused(f"{place} has no status.json", "join first, or name the run's folder with --out")
     told = json.loads(read_bytes(place / "status.json"))
@@ -343,7 +346,7 @@ def _releases(agreement: Agreement, node: int, told: dict[str, Any]) -> str:
     return f"{told['releases']} of {agreement.values['steps']} sent{reserved}; {bound}"
 
 
-def leave(study: Study, home: Home = None, folder: Out = None) -> None:
+def leave(study: StudyPath, home: Home = None, folder: Out = None) -> None:
     """Leave a run for good and tell the others; what was spent stays spent."""
     from privsgp.sites.run import leave as go
 
@@ -354,7 +357,7 @@ def leave(study: Study, home: Home = None, folder: Out = None) -> None:
 
 
 def relay(
-    study: Study,
+    study: StudyPath,
     home: Home = None,
     audit: Annotated[Path, typer.Option(help="Where what is refused is written down.")] = Path("relay-audit.jsonl"),
     log_format: LogFormatOption = "text",
@@ -369,7 +372,7 @@ def relay(
         carry(study, home=_home(home), audit=audit, ended=lambda: stopping.asked, say=_say)
 
 
-def doctor(study: Study, home: Home = None) -> None:
+def doctor(study: StudyPath, home: Home = None) -> None:
     """Look at policy, names, ports, certificates, clock and proxy before joining; status 1 if something is wrong."""
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.doctor import examine

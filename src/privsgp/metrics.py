@@ -30,14 +30,49 @@ _LOG = logging.getLogger(__name__)
 
 Kind = Literal["cross-entropy", "binary", "mse"]
 CLASSES = ("accuracy", "balanced_accuracy", "f1", "auc", "log_loss", "brier", "calibration_error")
+SHIFTED = ("calibration_in_the_large", "calibration_slope")  # of two classes
 VALUES = ("r2", "mae", "rmse")
-NAMES = (*CLASSES, *VALUES)
+NAMES = (*CLASSES, *SHIFTED, *VALUES)
 PICTURES = ("confusion", "roc", "calibration")
 BASELINE, OWN, DULL = "baseline", "own_metrics", "dull"
 KEYS = (*NAMES, *PICTURES, BASELINE, OWN, DULL)  # all that stands in a summary because of test data
 BINS = 15
+_SURE, _STEEP = 1e-12, 100.0  # a probability that counts as 0; a slope that counts as endless
 _GRID = [float(v) for v in np.linspace(0, 1, 33) ** 2]  # false positive rates that a ROC curve is kept at
 _LARGEST = 100  # classes whose confusion is kept
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How outputs become probabilities and classes.
+
+    `weights` are those of the classes in the training loss: a model learns w_c · p_c, so log w_c is subtracted from its
+    logits. Then logits become slope · z, plus `shift` for class 1. A class is said that has the largest w_c · p_c, or,
+    of two, class 1 from `threshold` on.
+    """
+
+    weights: tuple[float, ...] | None = None
+    slope: float = 1.0
+    shift: float = 0.0
+    threshold: float | None = None
+
+    def probabilities(self, outputs: NDArray[np.float64], kind: Kind) -> Probabilities:
+        """Return a probability for each class [N, k]."""
+        if (self.weights, self.slope, self.shift) == (None, 1.0, 0.0):
+            return probabilities(outputs, kind)
+        z = np.concatenate([np.zeros_like(outputs), outputs], 1) if kind == "binary" else outputs
+        z = self.slope * (z if self.weights is None else z - np.log(self.weights))
+        return probabilities(z + self.shift * (np.arange(z.shape[1]) == 1), "cross-entropy")
+
+    def classes(self, p: Probabilities) -> Labels:
+        """Return the class that is said."""
+        if self.threshold is not None and p.shape[1] == 2:
+            return (p[:, 1] >= self.threshold).astype(np.int64)
+        said: Labels = (p if self.weights is None else p * self.weights).argmax(1)
+        return said
+
+
+PLAIN = Calibration()
 
 
 @dataclass(frozen=True)
@@ -45,13 +80,16 @@ class Measure:
     """What is measured of a model in the end.
 
     `kind` is the loss that says what outputs mean; None for a loss of the user's own, of which `correct` alone is
-    known, if that. `own` are the user's metrics, each of all outputs and targets at once.
+    known, if that. `own` are the user's metrics, each of all outputs and targets at once. `unit` is the (centre, scale)
+    that takes values of a regression back to the unit of their table; metrics are in that unit.
     """
 
     kind: Kind | None = None
     classes: int | None = None
     correct: Metric | None = None
     own: Mapping[str, Metric] = field(default_factory=dict)
+    unit: tuple[float, float] = (0.0, 1.0)
+    calibration: Calibration = PLAIN
 
     def __post_init__(self) -> None:
         if taken := [name for name in self.own if name in KEYS]:
@@ -59,6 +97,8 @@ class Measure:
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
         """Return metrics by their names; those that cannot be computed are left out, or None."""
+        if self.kind == "mse":
+            outputs, targets = in_unit(outputs, self.unit), in_unit(targets, self.unit)
         found = self._known(outputs, targets)
         if self.own:
             found[OWN] = {name: _own(name, metric, outputs, targets) for name, metric in self.own.items()}
@@ -85,8 +125,10 @@ class Measure:
         if self.kind == "mse":
             found, guess = of_values(values, y), of_values(np.full_like(values, y.mean(0)), y)
         elif self.kind is not None and self.classes is not None and values.ndim == 2 and y.ndim == 1:
-            p, often = probabilities(values, self.kind), np.bincount(y, minlength=self.classes) / len(y)
-            found, guess = of_classes(p, y) | pictures(p, y), of_classes(np.tile(often, (len(y), 1)), y)
+            p = self.calibration.probabilities(values, self.kind)
+            said, often = self.calibration.classes(p), np.bincount(y, minlength=self.classes) / len(y)
+            found = of_classes(p, y, said) | shifted(p, y) | pictures(p, y, said)
+            guess = of_classes(np.tile(often, (len(y), 1)), y)
         elif self.correct is not None:  # a loss of the user's own
             found = {"accuracy": float(self.correct(outputs, targets).double().mean())}
             if y.ndim == 1 and y.dtype.kind in "iu":
@@ -106,6 +148,12 @@ def _own(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float |
     return value if math.isfinite(value) else None
 
 
+def in_unit(values: Tensor, unit: tuple[float, float]) -> Tensor:
+    """Return values of a model in the unit of the table that it learnt from."""
+    centre, scale = unit
+    return values if unit == (0.0, 1.0) else centre + scale * values.double()
+
+
 def probabilities(outputs: NDArray[np.float64], kind: Kind) -> Probabilities:
     """Return a probability for each class [N, k]; "binary" has one logit, that of class 1."""
     from scipy.special import expit, softmax
@@ -116,7 +164,63 @@ def probabilities(outputs: NDArray[np.float64], kind: Kind) -> Probabilities:
     return found
 
 
-def of_classes(p: Probabilities, y: Labels) -> dict[str, float | None]:
+def shifted(p: Probabilities, y: Labels) -> dict[str, float | None]:
+    """Return, of two classes, what to add to the logit of class 1 so that its mean is right, and the best slope.
+
+    A calibrated model has 0 and 1. A slope below 1 says that the probabilities are too extreme.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import expit, logit
+
+    if p.shape[1] != 2 or not 0 < y.mean() < 1:
+        return {}
+    z, best = logit(np.clip(p[:, 1], _SURE, 1 - _SURE)), platt(p[:, 1], y)
+    in_the_large = brentq(lambda a: float(expit(z + a).mean() - y.mean()), -100, 100)
+    return dict(zip(SHIFTED, (float(in_the_large), None if best is None else best[1]), strict=True))
+
+
+def platt(p: NDArray[np.float64], y: Labels) -> tuple[float, float] | None:
+    """Return the (shift, slope) that make σ(shift + slope · logit p) most likely; None if no finite ones do."""
+    from scipy.optimize import minimize
+    from scipy.special import expit, logit
+
+    z = logit(np.clip(p, _SURE, 1 - _SURE))
+    no, yes = z[y == 0], z[y == 1]
+    if not len(no) or not len(yes) or no.max() <= yes.min() or yes.max() <= no.min():
+        return None  # nothing in between: the steeper, the better
+
+    def loss(at: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        made = at[0] + at[1] * z
+        off = expit(made) - y
+        return float((np.logaddexp(0, made) - y * made).mean()), np.array([off.mean(), (off * z).mean()])
+
+    found = minimize(loss, (0.0, 1.0), jac=True, method="BFGS")
+    finite = bool(np.isfinite(found.x).all()) and float(np.abs(found.x).max()) < _STEEP
+    return (float(found.x[0]), float(found.x[1])) if finite else None
+
+
+def temperature(p: Probabilities, y: Labels) -> float | None:
+    """Return the slope of all logits that makes the classes most likely; None if no finite one does."""
+    from scipy.optimize import minimize_scalar
+    from scipy.special import log_softmax
+
+    z = np.log(np.maximum(p, _SURE))
+    found = minimize_scalar(
+        lambda slope: -float(log_softmax(slope * z, 1)[np.arange(len(y)), y].mean()),
+        bounds=(0, _STEEP),
+        method="bounded",
+    )
+    return float(found.x) if 1e-3 < found.x < 0.99 * _STEEP else None
+
+
+def threshold_for(p: NDArray[np.float64], y: Labels, aim: str, least: float) -> float:
+    """Return the threshold on the probability of class 1 with at least this sensitivity (or specificity)."""
+    own = np.sort(p[y == (aim == "sensitivity")])
+    at = math.ceil(round(least * len(own), 9))
+    return float(own[-at]) if aim == "sensitivity" else float(np.nextafter(own[at - 1], 2))
+
+
+def of_classes(p: Probabilities, y: Labels, said: Labels | None = None) -> dict[str, float | None]:
     """Return metrics of classification; F1 is that of class 1, or the mean over classes where there are more.
 
     The Brier score is the mean of (p − y)² for class 1, or summed over classes where there are more.
@@ -124,7 +228,8 @@ def of_classes(p: Probabilities, y: Labels) -> dict[str, float | None]:
     """
     from sklearn import metrics
 
-    said, classes, present = p.argmax(1), range(p.shape[1]), np.unique(y)
+    said = p.argmax(1) if said is None else said
+    classes, present = range(p.shape[1]), np.unique(y)
     two, every = len(classes) == 2, len(present) == len(classes)
     each = {"labels": [1]} if two else {"labels": present}
     return {
@@ -151,7 +256,7 @@ def of_values(said: NDArray[np.float64], y: NDArray[Any]) -> dict[str, float | N
     }
 
 
-def pictures(p: Probabilities, y: Labels) -> dict[str, Any]:
+def pictures(p: Probabilities, y: Labels, said: Labels) -> dict[str, Any]:
     """Return what is drawn: confusion (a row for each true class), the ROC curve, and confidence against frequency.
 
     Of more than two classes the curve is the mean of one class against the rest, as AUC is.
@@ -161,7 +266,7 @@ def pictures(p: Probabilities, y: Labels) -> dict[str, Any]:
     classes = p.shape[1]
     drawn: dict[str, Any] = {"calibration": [[round(c, 4), round(f, 4), n] for c, f, n in _bins(p, y)]}
     if classes <= _LARGEST:
-        drawn["confusion"] = confusion_matrix(y, p.argmax(1), labels=list(range(classes))).tolist()
+        drawn["confusion"] = confusion_matrix(y, said, labels=list(range(classes))).tolist()
     counted = [c for c in ([1] if classes == 2 else range(classes)) if 0 < (y == c).sum() < len(y)]
     if counted:
         curves = np.array([_roc(p[:, c], y == c) for c in counted])

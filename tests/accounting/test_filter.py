@@ -60,7 +60,7 @@ def test_nothing_left_is_refused_with_what_was_spent():
 
 
 def test_sampled_steps_with_little_noise_leave_nothing_and_the_refusal_says_why():
-    """At an order that suits ε = 1 three steps cost 19; as a run by themselves they are 0.17 (docs/privacy.md)."""
+    """At an order that suits ε = 1 three steps cost 19; as a run by themselves they are 0.17 (docs/proofs/saga.md)."""
     little = SampledMean(sigma=0.216, clip=1.0, batch=4, samples=1000)
     limit = Filter(1.0, 1e-5, 1.0)
     spent = limit.spent([segment(little, 3)])

@@ -1,4 +1,4 @@
-"""The law of computed noise, enumerated: every step of the proof of docs/privacy.md, "The sampler", that has numbers.
+"""The law of computed noise, enumerated: every step of the proof of docs/proofs/sampler.md, that has numbers.
 
 `tail_law` counts arcs: a word of the radius is a circle, cut by the edges of the grid, and the angle's 53 bits are so
 many that its cells are arcs. With words of 12 bits all circles are counted, with the real 75 bits all those beyond

@@ -1,4 +1,4 @@
-"""The numbers in docs/privacy.md, "The sampler of shared noise", computed again; lengths are in units of own noise."""
+"""The numbers in docs/proofs/pairwise.md, computed again; lengths are in units of own noise."""
 
 from __future__ import annotations
 

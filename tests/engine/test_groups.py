@@ -165,8 +165,8 @@ def test_secret_noise_of_groups_has_a_key_for_each_draw(tmp_path, monkeypatch, p
     monkeypatch.setattr(pairwise, "_LONG", 0)
     keys, claimed, inner = [], [], noise.Secure._claim_all
 
-    def claim(self, purpose, nodes, step, attempt):
-        found = inner(self, purpose, nodes, step, attempt)
+    def claim(self, purpose, nodes, step):
+        found = inner(self, purpose, nodes, step)
         keys.extend(found[1]._keys.values())
         claimed.extend((purpose, node, step) for node in nodes)
         return found

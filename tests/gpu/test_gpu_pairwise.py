@@ -44,6 +44,6 @@ def test_on_a_gpu_it_cancels_and_has_the_covariance_that_is_counted(monkeypatch,
 def test_two_sites_make_the_same_numbers_whatever_their_devices():
     on_cpu, on_gpu = (PairStreams({7: b"k" * 32}) for _ in range(2))
     a, b = torch.empty(1, 99, dtype=torch.float64), torch.empty(1, 99, dtype=torch.float64, device="cuda")
-    on_cpu.fill_normal(a, [7], 3, 0)
-    on_gpu.fill_normal(b, [7], 3, 0)
+    on_cpu.fill_normal(a, [7], 3)
+    on_gpu.fill_normal(b, [7], 3)
     assert torch.equal(a, b.cpu())

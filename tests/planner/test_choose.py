@@ -34,7 +34,7 @@ def test_open_steps_fit_the_given_step_size(small_planner):
 
 
 def test_a_rarely_seen_table_gets_more_steps(small_planner):
-    often, rarely = (small_planner.choose(SAG, batch, None, None) for batch in (100.0, 0.05))
+    often, rarely = (small_planner.choose(SAG, batch, None, None) for batch in (100.0, 0.5))
     assert often.steps == LENGTHS[0]
     assert rarely.steps > often.steps
 

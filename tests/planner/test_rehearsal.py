@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from privsgp import models
+from privsgp.engine.averaging import FinalModel
 from privsgp.planner import rehearsal as module
 from privsgp.planner import stand_in
 from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
@@ -107,7 +108,12 @@ def test_the_guess_does_not_matter_much(rehearsal):
 
 
 def test_the_parabola():
-    # Top at 0.25 with curvature 0.1, given up: 0.005 of 1 → √0.05 beyond.
-    values = [1 - 0.1 * (p - 0.25) ** 2 for p in (-1, 0, 1)]
-    assert module._beyond(*values) == pytest.approx(0.25 + (module.GIVEN_UP * values[1] / 0.1) ** 0.5)
-    assert module._beyond(1.0, 1.0, 1.0) == 0
+    assert module._top(*(1 - 0.1 * (p - 0.25) ** 2 for p in (-1, 0, 1))) == pytest.approx(0.25)
+    assert module._top(1.0, 1.0, 1.0) == 0
+
+
+def test_a_run_that_averages_is_rehearsed_with_the_average(rehearsal):
+    spec, tail = plain(0.01), Rehearsal(rehearsal.model, rehearsal.loss, rehearsal.runs, FinalModel("tail"))
+    states = [state.z.clone() for state in rehearsal.states(spec, 5.0, 8, [0, 1])]
+    assert torch.allclose(tail.ends(spec, 5.0, 8), torch.stack(states[4:]).mean(0), atol=1e-5)
+    assert torch.equal(rehearsal.ends(spec, 5.0, 8), states[-1])

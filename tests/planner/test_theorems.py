@@ -28,7 +28,7 @@ budget = st.tuples(st.floats(0.1, 10), st.floats(1e-9, 0.1))
 
 
 def noise_scale(K, G, J, budget, c2):
-    """Theorem 3: σ_i = 3 c₂ G √(K ln(1/δ_i)) / (J ε_i)."""
+    """Theorem 2: σ_i = 3 c₂ G √(K ln(1/δ_i)) / (J ε_i)."""
     return published.sigma(Saga(sigma=0, clip=G, batch=1, samples=J), 1, *budget, c2) * math.sqrt(K)
 
 

@@ -121,13 +121,13 @@ def test_no_word_of_a_stream_is_read_twice(monkeypatch):
     monkeypatch.setattr(cells, "_RADII", (2.0, 2.1))  # float32 is hardly ever enough
     source, read, inner = Secure(), [], noise.Streams._read
 
-    def watched(self, rows, purpose, nodes, draw, block=0):
-        read.extend(((i, *draw), block, block + -(-row.nbytes // 64)) for row, i in zip(rows, nodes, strict=True))
-        inner(self, rows, purpose, nodes, draw, block)
+    def watched(self, rows, purpose, nodes, step, block=0):
+        read.extend(((i, step), block, block + -(-row.nbytes // 64)) for row, i in zip(rows, nodes, strict=True))
+        inner(self, rows, purpose, nodes, step, block)
 
     monkeypatch.setattr(noise.Streams, "_read", watched)
-    add_noise_(torch.zeros(3, 5001, dtype=torch.float64), source, range(3, 6), 9, sigma=[1.0] * 3, attempt=1)
-    assert {draw for draw, _, _ in read} == {(node, 9, 1) for node in range(3, 6)}
+    add_noise_(torch.zeros(3, 5001, dtype=torch.float64), source, range(3, 6), 9, sigma=[1.0] * 3)
+    assert {draw for draw, _, _ in read} == {(node, 9) for node in range(3, 6)}
     for node in range(3, 6):
         places = sorted((start, stop) for draw, start, stop in read if draw[0] == node)
         assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(places))

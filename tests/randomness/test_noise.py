@@ -28,15 +28,15 @@ def source(request: pytest.FixtureRequest) -> Source:
     return request.param()
 
 
-def normals(source: Source, node: int, step: int, d: int, attempt: int = 0, dtype=torch.float32) -> np.ndarray:
+def normals(source: Source, node: int, step: int, d: int, dtype=torch.float32) -> np.ndarray:
     out = torch.full((1, d), math.nan, dtype=dtype)
-    source.fill_normal(out, [node], step, attempt)
+    source.fill_normal(out, [node], step)
     return out[0].double().numpy()
 
 
-def obvious_normals(key: bytes, node: int, step: int, attempt: int, d: int, bits: int) -> list[float]:
+def obvious_normals(key: bytes, node: int, step: int, d: int, bits: int) -> list[float]:
     """Box–Muller one pair at a time, from one ChaCha20 stream."""
-    nonce = struct.pack("<4I", 0, node, step, attempt)
+    nonce = struct.pack("<4I", 0, node, step, 0)
     stream = Cipher(algorithms.ChaCha20(key, nonce), None).encryptor().update(bytes(2 * d * bits // 8))
     words = np.frombuffer(stream, f"<i{bits // 8}").tolist()
     out: list[float] = []
@@ -56,10 +56,10 @@ def obvious_normals(key: bytes, node: int, step: int, attempt: int, d: int, bits
 @pytest.mark.parametrize(("bits", "dtype", "error"), [(32, torch.float32, 2e-6), (64, torch.float64, 1e-13)])
 def test_fast_normals_are_the_obvious_ones(d, bits, dtype, error):
     source = Keyed(3)
-    plain = obvious_normals(source._keys["noise"], 4, 9, 1, d, bits)
+    plain = obvious_normals(source._keys["noise"], 4, 9, d, bits)
     # Near u = 1 the radius is √(2(1 − u)): a rounding of u is a larger one of the radius.
-    np.testing.assert_allclose(normals(source, 4, 9, d, 1, dtype), plain, rtol=error, atol=math.sqrt(error) / 2)
-    assert np.median(abs(normals(source, 4, 9, d, 1, dtype) - plain)) <= error
+    np.testing.assert_allclose(normals(source, 4, 9, d, dtype), plain, rtol=error, atol=math.sqrt(error) / 2)
+    assert np.median(abs(normals(source, 4, 9, d, dtype) - plain)) <= error
 
 
 def test_golden_vector_of_the_keyed_source():
@@ -88,9 +88,9 @@ def test_coins_are_uniform_in_every_byte(source):
         assert stats.chisquare(np.bincount(byte, minlength=256)).pvalue > 1e-8
 
 
-def test_nodes_steps_attempts_and_purposes_are_independent(source):
+def test_nodes_steps_and_purposes_are_independent(source):
     n = 1 << 16
-    rows = [normals(source, *where) for where in ((0, 1, n), (1, 1, n), (0, 2, n), (0, 1, n, 1), (1, 2, n), (2, 1, n))]
+    rows = [normals(source, *where) for where in ((0, 1, n), (1, 1, n), (0, 2, n), (1, 2, n), (2, 1, n))]
     rows.append(stats.norm.ppf((source.coins([0], 1, n)[0] + 0.5) / 2.0**64))
     rows += [np.roll(rows[0], 1), np.roll(rows[0], n // 2)]
     x = np.stack(rows)
@@ -135,16 +135,13 @@ def test_secure_sources_share_nothing():
 
 def test_secure_refuses_to_draw_twice():
     source = Secure()
-    drawn = [normals(source, 0, 3, 4), normals(source, 0, 3, 4, 1), normals(source, 1, 3, 4), normals(source, 0, 5, 4)]
-    assert len({tuple(d) for d in drawn}) == 4
-    for step, attempt in ((3, 0), (3, 1), (5, 0), (4, 0)):
-        with pytest.raises(Refused, match=f"noise of node 0, step {step}, attempt {attempt}"):
-            normals(source, 0, step, 4, attempt)
+    drawn = [normals(source, 0, 3, 4), normals(source, 1, 3, 4), normals(source, 0, 5, 4)]
+    assert len({tuple(d) for d in drawn}) == 3
+    for step in (3, 5, 4):
+        with pytest.raises(Refused, match=f"noise of node 0, step {step}: already used"):
+            normals(source, 0, step, 4)
     with pytest.raises(Refused, match="already used"):
         source.fill_normal(torch.empty(2, 4), [7, 7], 0)
-    normals(source, 0, 4, 4, 1)
-    with pytest.raises(Refused, match="step 5, attempt 0"):
-        normals(source, 0, 5, 4)
     source.coins([0], 3, 4)
     with pytest.raises(Refused, match="coins of node 0, step 3"):
         source.coins([0], 3, 4)
@@ -154,7 +151,7 @@ def test_secure_refuses_to_draw_twice():
 def test_a_node_is_its_number_however_it_is_written(same):
     source, out = Secure(), torch.empty(1, 4)
     source.fill_normal(out, [3], 0)
-    with pytest.raises(Refused, match="noise of node 3, step 0, attempt 0: already used"):
+    with pytest.raises(Refused, match="noise of node 3, step 0: already used"):
         source.fill_normal(out, same, 0)
     with pytest.raises(TypeError):
         source.fill_normal(out, [3.5], 1)
@@ -169,9 +166,9 @@ def test_a_device_draws_what_was_claimed_with_the_key_of_noise(monkeypatch):
     monkeypatch.setattr("privsgp.randomness.noise.have_triton", lambda: True)
     source, out = Secure(), torch.empty(2, 4, dtype=torch.float64, device="meta")
     monkeypatch.setattr(torch.Tensor, "to", lambda self, *_: self)  # the key stays where it can be read
-    source.fill_normal(out, [1, 2**32 - 1], 7, 2)
-    (_, nodes, key, step, attempt) = asked[0]
-    assert (nodes.shape, nodes.dtype, step, attempt) == ((2,), torch.int64, 7, 2)
+    source.fill_normal(out, [1, 2**32 - 1], 7)
+    (_, nodes, key, step) = asked[0]
+    assert (nodes.shape, nodes.dtype, step) == ((2,), torch.int64, 7)
     assert key.numpy().tobytes() == source._keys["noise"] != source._keys["coins"]
     refused = [([1, 3], 7, "already used"), ([4, -1], 8, "node = -1"), ([5, 2**32], 8, "node = 4294967296")]
     for wrong, at, words in refused:
@@ -190,9 +187,9 @@ def test_a_device_draws_with_its_own_key_though_another_thread_has_claimed_since
     monkeypatch.setattr("privsgp.randomness.noise.have_triton", lambda: True)
     monkeypatch.setattr(torch.Tensor, "to", lambda self, *_: self)
 
-    def and_another(self, purpose, nodes, step, attempt):
-        claimed.append(inner(self, purpose, nodes, step, attempt))
-        inner(self, purpose, [9], step, attempt)  # as a second thread may, before the first has its key
+    def and_another(self, purpose, nodes, step):
+        claimed.append(inner(self, purpose, nodes, step))
+        inner(self, purpose, [9], step)  # as a second thread may, before the first has its key
         return claimed[-1]
 
     monkeypatch.setattr(Secure, "_claim_all", and_another)
@@ -238,16 +235,16 @@ def test_a_machine_put_back_to_a_snapshot_draws_other_noise_and_coins(monkeypatc
     assert drawn[0][1] != drawn[1][1]
 
 
-@pytest.mark.parametrize("where", [{"node": -1}, {"step": 2**32}, {"attempt": 2**32}])
+@pytest.mark.parametrize("where", [{"node": -1}, {"step": 2**32}])
 def test_streams_that_would_meet_are_refused(where):
-    named = {"node": 0, "step": 0, "attempt": 0} | where
+    named = {"node": 0, "step": 0} | where
     with pytest.raises(Refused, match=next(iter(where))):
-        Keyed(0).coins([named["node"]], named["step"], 1, named["attempt"])
+        Keyed(0).coins([named["node"]], named["step"], 1)
 
 
 def test_a_counter_that_would_run_over_is_refused():
     with pytest.raises(Refused, match="block"):
-        Keyed(0)._read(np.empty((1, 16), np.uint64), "noise", [0], (0, 0), 2**32 - 2)
+        Keyed(0)._read(np.empty((1, 16), np.uint64), "noise", [0], 0, 2**32 - 2)
 
 
 @pytest.mark.parametrize("out", [torch.empty(4), torch.empty(2, 4), torch.empty(1, 4, dtype=torch.bfloat16)])
@@ -259,9 +256,9 @@ def test_wrong_shapes_are_refused(source, out):
 def test_simulated_noise_is_a_plain_sum():
     g, sigma, nodes = torch.randn(3, 70_000), [0.5, 0.0, 2.0], [4, 1, 0]
     expected = torch.empty_like(g)
-    Keyed(2).fill_normal(expected, nodes, 6, 1)
+    Keyed(2).fill_normal(expected, nodes, 6)
     expected = g + expected * torch.tensor(sigma)[:, None]
-    add_noise_(g, Keyed(2), nodes, 6, sigma=sigma, attempt=1)
+    add_noise_(g, Keyed(2), nodes, 6, sigma=sigma)
     assert torch.equal(g, expected)
 
 

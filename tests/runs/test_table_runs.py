@@ -335,7 +335,7 @@ def test_no_site_trains_by_a_schema_that_was_drafted_from_its_table(place, how):
     (place / "schema.toml").write_text(drafted.out.replace(ward, '"ignored"'))  # somebody has edited it
     for ran in (train(place), train(place, "--set=seed="), runs.command("data", "check", *on_aachen(place))):
         assert ran.code == 2
-        assert "aachen.csv: the schema was drafted from these rows" in ran.err
+        assert "aachen.csv: the schema was drafted from these rows" in ran.err + ran.out
     for one in ("aachen.csv", pyarrow.csv.read_csv(place / "aachen.csv")):
         own = place / one if isinstance(one, str) else one
         with pytest.raises(Refused, match="was drafted from these rows"):
@@ -457,3 +457,208 @@ def test_names_from_python_say_whose_records_lie_where(place):
         {"privacy": {"sigma": 1.0}, "data": {"name": "sites", "sites": names}} for names in (["a", "b"], ["b", "a"])
     )
     assert problems.layout(configs.parse(one)) != problems.layout(configs.parse(other))
+
+
+DAYS = SCHEMA.replace(
+    'column = "back"\nclasses = ["no", "yes"]', 'column = "days"\ncentre = 10\nscale = 4\nrange = [0, 60]'
+)
+
+
+@pytest.fixture
+def days(place):
+    """Return a study that predicts days from the age: 0.2 · age + 3, ± 1."""
+    (place / "schema.toml").write_text(DAYS)
+    linear = RUN.replace('"logistic"', '"linear"\nloss = "mse"').replace("steps = 6", "steps = 60\nstep_size = 0.2")
+    (place / "run.toml").write_text(linear)
+    for seed, (name, count) in enumerate({"aachen": 40, "basel": 30, "cork": 20, "test": 50}.items()):
+        rng = np.random.default_rng(seed)
+        lines = [
+            f"i{i},{age},a,{0.2 * age + 3 + rng.uniform(-1, 1):.3f}" for i, age in enumerate(rng.uniform(0, 100, count))
+        ]
+        (place / f"{name}.csv").write_text("\n".join(["id,age,ward,days", *lines]) + "\n")
+    return place
+
+
+def test_predictions_and_metrics_of_a_regression_are_in_the_unit_of_the_table(days):
+    assert train(days).code == 0
+    result, test = privsgp.load(days / "run"), days / "test.csv"
+    said, y = result.predict(test), np.array([float(line.split(",")[3]) for line in test.read_text().split()[1:]])
+    mae = np.abs(said - y).mean()
+    assert np.corrcoef(said, y)[0, 1] > 0.9
+    assert abs(said.mean() - y.mean()) < 2  # scaled values would be about 0.8
+    assert result.summary["mae"] == pytest.approx(mae, rel=1e-5)
+    assert result.summary["baseline"]["mae"] == pytest.approx(np.abs(y - y.mean()).mean(), rel=1e-5)
+    own = {"worst": lambda outputs, targets: (outputs[:, 0] - targets).abs().max()}
+    for found in (result.evaluate(test, own), result.evaluate((tables.read_arrow(test), y), own)):
+        assert found["mae"] == pytest.approx(mae, rel=1e-5)
+        assert found["own_metrics"]["worst"] == pytest.approx(np.abs(said - y).max(), rel=1e-4)
+    printed = runs.command("predict", days / "run", test).out.splitlines()
+    assert [float(line.split(",")[1]) for line in printed[1:]] == pytest.approx(said.tolist(), rel=1e-4)
+    shown = train(days, out="again").out
+    assert "RMSE" in shown
+    assert "test loss" not in shown
+
+
+def test_check_lists_all_problems_at_once_with_lines_from_the_schema(tmp_path):
+    columns = """
+    age = { type = "number", range = [0, 80] }
+    sugar = { type = "number", range = [0, 10], missing = 5 }
+    ward = { type = "category", values = ["surgery", "medicine"] }
+    smoker = { type = "yes/no" }
+    code = { type = "number", range = [0, 1e6] }
+    crea = { type = "number", range = [0, 9] }
+    id = { type = "ignored" }
+    """
+    head = '[target]\ncolumn = "back"\nclasses = ["no", "yes"]\n[columns]\n'
+    (tmp_path / "schema.toml").write_text(head + "\n".join(map(str.strip, columns.splitlines())))
+    rows = [
+        f"p{i // 3 * 2 + i % 3 // 2},{'' if i == 5 else 30 + i % 9},{'' if i % 2 else 4 + i / 100},Chirurgie,"
+        f"{'vielleicht' if i == 7 else 'yes'},{7919 * i % 100003},{'unbekannt' if i == 2 else 'no'},secret{i}"
+        for i in range(60)
+    ]
+    (tmp_path / "a.csv").write_text("\n".join(["id,age,sugar,ward,smoker,code,back,note", *rows, rows[-1]]) + "\n")
+    ran = runs.command("data", "check", tmp_path / "schema.toml", tmp_path / "a.csv")
+    assert ran.code == 2
+    said = [
+        "has no column 'crea'", 'absent = ["crea"]', "has a column 'note'", 'drop = ["note"]', "row 6: '' is a missing",
+        'age = { type = "number", range = [0, 80], missing = 40 }', "'vielleicht' is neither yes nor no",
+        "'unbekannt' is none of the classes", 'back = { "THIS SITE\'S WORD" = "no" }',
+        "column 'ward': 61 of 61 values are not in the list", 'ward = { "THIS SITE\'S WORD" = "surgery" }',
+        "column 'sugar': 31 of 61 values are missing", "1 rows repeat another row",
+        "column 'id': 61 rows have 40 names",
+    ]  # fmt: skip
+    for one in said:
+        assert one in ran.out, one
+    assert "column 'code'" not in ran.out  # a row is there twice, so it names no rows
+    shown = ran.out
+    assert shown.rindex("REFUSED") < shown.index("look at this")
+    lines = [line for line in shown.splitlines() if "→" in line]
+    assert not [line for line in lines if "secret" in line or "Chirurgie" in line or "unbekannt" in line]
+    (tmp_path / "a.csv").write_text("\n".join(["id,age,sugar,ward,smoker,code,back,note", *rows]) + "\n")
+    ran = runs.command("data", "check", tmp_path / "schema.toml", tmp_path / "a.csv", "--json")
+    problems = json.loads(ran.out)["problems"]
+    found = next(one for one in problems if "column 'code': 60 different whole numbers" in one["what"])
+    assert 'code = { type = "ignored" }' in found["remedy"]
+    assert not found["refused"]
+
+
+def test_a_draft_takes_a_few_codes_among_numbers_as_missing(place):
+    head = "number,crea,grade,back"
+    lines = [
+        f"{i + 1},{'k.A.' if i % 11 == 0 else round(0.5 + i / 50, 2)},{i % 4},{'yes' if i % 3 else 'no'}"
+        for i in range(90)
+    ]
+    (place / "public.csv").write_text("\n".join([head, *lines]) + "\n")
+    text = runs.command("data", "schema", place / "public.csv", "--target=back").out
+    (place / "drafted.toml").write_text(text)
+    schema = privsgp.Schema.read(place / "drafted.toml")
+    assert schema.columns["crea"].type == "number"
+    assert schema.columns["crea"].missing is not None
+    assert "k.A." in schema.missing
+    assert "# missing: k.A." in text
+    assert schema.columns["number"].type == "ignored"  # running numbers
+    assert schema.columns["grade"].type == "number"
+    assert len(tables.read(place / "public.csv", schema).y) == 90
+
+
+def noisy(place, **counts):
+    """Write tables in which no two people are equal, and nobody can be predicted for sure."""
+    for seed, (name, count) in enumerate({"aachen": 40, "basel": 30, "cork": 20, "test": 50, **counts}.items()):
+        rng = np.random.default_rng(seed)
+        age = rng.uniform(0, 100, count)
+        back = np.where(rng.random(count) < age / 100, "yes", "no")
+        lines = [f"secret-{i},{age[i]:.3f},{'ab'[i % 2]},{back[i]}" for i in range(count)]
+        (place / f"{name}.csv").write_text("\n".join(["id,age,ward,back", *lines]) + "\n")
+
+
+def test_public_data_calibrate_a_run_and_choose_its_threshold(place):
+    noisy(place, public=300)
+    assert train(place, "--set", "seed=").code == 0
+    before = privsgp.load(place / "run").evaluate(place / "public.csv")
+    ran = runs.command(
+        "evaluate", place / "run", place / "public.csv", "--calibrate", "--threshold-for=sensitivity=0.9"
+    )
+    assert ran.code == 0, ran.err
+    assert "calibration.json: predict and evaluate use it" in ran.err
+    result = privsgp.load(place / "run")
+    found = result.evaluate(place / "public.csv")
+    assert found["log_loss"] < before["log_loss"]
+    assert found["calibration_slope"] == pytest.approx(1, abs=1e-3)
+    assert found["calibration_in_the_large"] == pytest.approx(0, abs=1e-3)
+    assert found["confusion"][1][1] >= 0.9 * sum(found["confusion"][1])
+    said = [line.split(",")[1] for line in runs.command("predict", place / "run", place / "public.csv").out.split()[1:]]
+    assert [("no", "yes")[c] for c in result.predict(place / "public.csv")] == said
+    kept = (place / "run" / "calibration.json").read_text()
+    for name in ("aachen", "basel"):
+        ran = runs.command("evaluate", place / "run", place / f"{name}.csv", "--calibrate")
+        assert ran.code == 2
+        assert "records that a private run was trained on" in ran.err
+    bad = runs.command("evaluate", place / "run", place / "public.csv", "--threshold-for=recall=2")
+    assert bad.code == 2
+    assert (place / "run" / "calibration.json").read_text() == kept
+
+
+def test_another_runs_private_records_calibrate_nothing(place):
+    noisy(place, dijon=60)
+    other = ("--set", 'data.sites=["aachen","basel","dijon"]', "--set", "seed=")
+    assert train(place, *other, out="other").code == 0
+    assert train(place, "--set", "seed=").code == 0
+    assert runs.command("evaluate", place / "run", place / "dijon.csv").code == 0  # shown to those who hold it
+    ran = runs.command("evaluate", place / "run", place / "dijon.csv", "--calibrate")
+    assert ran.code == 2
+    assert not (place / "run" / "calibration.json").exists()
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_weights_of_classes_leave_probabilities_calibrated(tmp_path, binary):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4000, 3)).astype(np.float32)
+    y = (rng.random(4000) < 1 / (1 + np.exp(2.2 - x[:, 0]))).astype(np.int64)
+    cross = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 6.0]), reduction="none")
+    loss = nn.BCEWithLogitsLoss(pos_weight=torch.tensor([6.0]), reduction="none") if binary else cross
+    torch.manual_seed(0)
+    result = privsgp.train(
+        nn.Linear(3, 1 if binary else 2), (x, y, x, y), loss=loss, classes=2, nodes=2, out=tmp_path / "run", seed=0,
+        privacy={"sigma": 1e-4, "clip": 100.0},
+        algorithm={"name": "privsgp", "batch": 500, "steps": 150, "step_size": 0.5},
+    )  # fmt: skip
+    assert result.predict_proba(x)[:, 1].mean() == pytest.approx(y.mean(), abs=0.02)
+    assert abs(result.summary["calibration_in_the_large"]) < 0.15  # log 6 = 1.8 without the correction
+    assert result.summary["log_loss"] < result.summary["baseline"]["log_loss"]
+    assert result.predict(x).mean() > 2 * y.mean()  # classes are still weighed
+    assert result.evaluate((x, y))["log_loss"] == pytest.approx(result.summary["log_loss"])
+    again = privsgp.load(tmp_path / "run", model=nn.Linear(3, 1 if binary else 2))
+    np.testing.assert_allclose(again.predict_proba(x), result.predict_proba(x))
+    assert "classes were weighed 1 : 6 in training" in (tmp_path / "run" / "model-card.md").read_text()
+
+
+@pytest.mark.parametrize("seed", ["seed=", "seed=3"])
+def test_a_site_learns_whether_taking_part_was_worth_it(place, seed):
+    noisy(place, aachen=12, basel=900, cork=900, held=400)
+    longer = ("--set", "algorithm.steps=60", "--set", "privacy.sigma=0.01", "--set", seed)
+    assert train(place, *longer).code == 0
+    before = {file for file in (place / "run").rglob("*") if file.is_file()}
+    ran = runs.command("evaluate", place / "run", place / "held.csv", "--alone", place / "aachen.csv")
+    assert ran.code == 0, ran.err
+    assert "Taking part was" in ran.out or "cannot tell" in ran.out
+    assert "log loss" in ran.out
+    written = {file for file in (place / "run").rglob("*") if file.is_file()} - before
+    assert written == {place / "run" / "private" / "worth.json"}
+    assert written.pop().stat().st_mode & 0o777 == 0o600
+    head, *rows = (place / "held.csv").read_text().splitlines()
+    theirs = (place / ("basel.csv" if seed == "seed=" else "aachen.csv")).read_text().splitlines()
+    (place / "held.csv").write_text("\n".join([head, *rows, theirs[4]]) + "\n")
+    ran = runs.command("evaluate", place / "run", place / "held.csv", "--alone", place / "aachen.csv")
+    assert ran.code == 2
+    assert "1 of its records are in the run" in ran.err
+
+
+def test_a_regression_is_compared_in_its_unit(days):
+    assert train(days).code == 0
+    ran = runs.command("evaluate", days / "run", days / "test.csv", "--alone", days / "cork.csv", "--json")
+    found = json.loads(ran.out)
+    assert found["metrics"]["mae"]["joint"] == pytest.approx(
+        privsgp.load(days / "run").evaluate(days / "test.csv")["mae"]
+    )
+    assert 0.3 < found["metrics"]["mae"]["alone"] < 3  # days: the noise alone gives 0.5
+    assert (found["held_out"], found["own"]) == (50, 20)

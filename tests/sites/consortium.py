@@ -26,8 +26,9 @@ from wires import enter
 from privsgp import data
 from privsgp.accounting import ledger
 from privsgp.runs import config as configs
-from privsgp.sites.agreement import Agreement, Limits, propose
+from privsgp.sites.agreement import Agreement, propose
 from privsgp.sites.identity import Site
+from privsgp.sites.study import Limits
 from privsgp.sites.trainer import SiteDriver
 from runs import FORKS
 
@@ -111,6 +112,7 @@ class Consortium:
     study: Path
     spaces: list[str] | None = None  # the network namespace of each site
     state: Path | None = None  # where the sites keep what is known outside run folders; None: where this test does
+    test: Path | None = None  # public test data of all sites
     processes: dict[int, Any] = field(default_factory=dict)
 
     @classmethod
@@ -163,7 +165,7 @@ class Consortium:
     def start(self, *which: int, **faults: Any) -> None:
         """Start sites as processes, with `Faults`."""
         for i in which or range(len(self.sites)):
-            args = (self.study, self.files[i], self.sites[i].home, self.out(i), str(self.state or _state()))
+            args = (self.study, self.files[i], self.sites[i].home, self.out(i), str(self.state or _state()), self.test)
             bad = Faults(space=self.spaces and self.spaces[i], **faults)
             self.processes[i] = FORKS.Process(target=_site, args=(*args, bad))
             self.processes[i].start()
@@ -288,7 +290,7 @@ def _state() -> Path:
     return Path(os.environ["PRIVSGP_STATE"])
 
 
-def _site(study: Path, file: Path, home: Path, out: Path, state: str, faults: Faults) -> None:
+def _site(study: Path, file: Path, home: Path, out: Path, state: str, test: Path | None, faults: Faults) -> None:
     import logging
 
     import torch
@@ -304,7 +306,7 @@ def _site(study: Path, file: Path, home: Path, out: Path, state: str, faults: Fa
     _afflict(faults, Path(f"{out}.faults"))
     _note_first(Path(f"{out}.first.npy"))
     try:
-        join(study, file, home=home, out=out, say=print)
+        join(study, file, home=home, out=out, say=print, test=test)
     except (Refused, Interrupted) as error:
         print(repr(error))
         sys.exit(2 if isinstance(error, Refused) else 130)

@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
+from links import Incoming, Outgoing
 from privsgp import data
 from privsgp.engine.folder import Folder
 from privsgp.engine.trainer import Trainer
 from privsgp.runs.build import build_run
 from privsgp.runs.problem import assembled
 from privsgp.runs.resolve import resolve
-from privsgp.transport.link import Incoming, Outgoing
 from privsgp.transport.lossy import Faults, LossyNetwork
 from privsgp.transport.protocol import Transport
 

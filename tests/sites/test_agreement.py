@@ -18,10 +18,11 @@ from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.runs import config as configs
-from privsgp.sites.agreement import Agreement, Limits, propose
+from privsgp.sites.agreement import Agreement, propose
 from privsgp.sites.canonical import canonical
 from privsgp.sites.doctor import examine
 from privsgp.sites.run import check_policy
+from privsgp.sites.study import Limits
 from runs import command
 
 pytestmark = pytest.mark.usefixtures("entered")
@@ -273,7 +274,7 @@ def test_a_huge_model_is_refused_before_it_takes_memory(three, hidden, weights, 
     values = copy.deepcopy(three.agreement.values)
     values["model"]["weights"] = weights
     values["config"]["model"] |= {"name": "mlp", "hidden": hidden}
-    huge = Agreement(values, three.agreement.roster, configs.parse(values["config"]))
+    huge = Agreement(values, three.agreement.roster)
     with pytest.raises(Refused, match=why):
         huge.spec(data.load(str(three.files[0]), classes=10), 0)
 

@@ -26,7 +26,7 @@ from privsgp.accounting.book import Book
 from privsgp.engine.folder import Folder
 from privsgp.errors import Interrupted, Refused
 from privsgp.report import page
-from privsgp.sites.agreement import Agreement, Limits
+from privsgp.sites.agreement import Agreement
 from privsgp.sites.audit import Audit
 from privsgp.sites.canonical import canonical
 from privsgp.sites.identity import Card, Site, _certificate, _p256, _pem, _to_sign, load_key, private_pem
@@ -37,8 +37,10 @@ from privsgp.sites.protocol.mailbox import Inbox, Outbox
 from privsgp.sites.protocol.outliers import Outliers
 from privsgp.sites.run import _enter, _prepare, _spec, check_policy, join, leave, wire
 from privsgp.sites.store import Store
+from privsgp.sites.study import Limits, Study
 from privsgp.sites.transport import SitesTransport
 from privsgp.transport.link import Increment
+from runs import command
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +60,11 @@ def test_a_budget_that_is_shown_is_the_one_that_is_kept_to(budgeted, key, value)
 
 
 @pytest.mark.parametrize("key", ["created", "expires"])
-def test_a_time_that_is_none_is_refused(three, key):
+def test_a_time_that_is_none_is_refused(three, tmp_path, key):
+    path = tmp_path / "b.study"
+    path.write_bytes(canonical(three.agreement.values | {key: "2026-99-45T99:00:00Z"}))
     with pytest.raises(Refused, match=key):
-        Agreement.of(three.agreement.values | {key: "2026-99-45T99:00:00Z"}, "it")
+        Study.read(path)
 
 
 @pytest.mark.parametrize("key", ["deadline", "transfer"])
@@ -652,15 +656,31 @@ def test_a_process_that_was_suspended_judges_nothing_before_the_next_hello(house
             push(iter(frame(c, 5, 62.0).pieces()), timeout=5)
 
 
-def test_a_key_does_not_outlive_an_agreement_that_has_expired(tmp_path):
+def test_a_process_that_knows_of_a_copy_accuses_nobody(house, monkeypatch):
+    """It was suspended, and a hello has shown it the copy: what peers sent meanwhile looks wrong to it alone."""
+    c, network = house
+    before = network.audit.counts()
+    monkeypatch.setattr(network.members, "newer", 2)
+    with channel(c, c.sites[1]) as opened:
+        push = opened.stream_unary("/privsgp.Sites/Push")
+        assert json.loads(push(iter(frame(c, 5, 62.0).pieces()), timeout=5))["newest"] == -1
+    assert network.audit.counts() == before
+
+
+@pytest.mark.parametrize("by_command", [False, True], ids=["Python", "command"])
+def test_a_key_does_not_outlive_an_agreement_that_has_expired(tmp_path, by_command):
     c = Consortium.make(tmp_path / "c", privacy={"noise": "pairwise", "sigma": None, "epsilon": 3.0})
     late = Agreement.of(c.agreement.values | {"expires": "2020-01-01T00:00:00Z"}, "it")
     late.write(c.study)
     (c.out(0) / "private").mkdir(parents=True)
     key = c.out(0) / "private" / "pair.key"
     key.touch()
-    with pytest.raises(Refused, match="expired"):
-        join(c.study, c.files[0], home=c.sites[0].home, out=c.out(0))
+    if by_command:
+        ran = command("join", c.study, "--data", c.files[0], "--home", c.sites[0].home, "--out", c.out(0))
+        assert "expired" in ran.err
+    else:
+        with pytest.raises(Refused, match="expired"):
+            join(c.study, c.files[0], home=c.sites[0].home, out=c.out(0))
     assert not key.exists()
 
 

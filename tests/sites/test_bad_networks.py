@@ -9,8 +9,8 @@ import numpy as np
 from average import firsts, held_at_the_end
 from wires import ConnectProxy, Wires
 
-from privsgp.sites.agreement import Limits
 from privsgp.sites.net.relay import Seal
+from privsgp.sites.study import Limits
 
 MIXING = {"steps": 1, "final_mixing": 30}  # one step makes the models differ; all that follows must only average them
 

@@ -40,7 +40,7 @@ from privsgp.sites.net.server import Server
 from privsgp.sites.protocol.gossip import Gossip
 from privsgp.sites.protocol.mailbox import Outbox
 from privsgp.sites.protocol.outliers import Outliers
-from privsgp.sites.run import default_out, wire
+from privsgp.sites.run import wire
 from privsgp.sites.status import state
 from privsgp.transport.link import Increment
 from runs import command, unwrapped
@@ -471,7 +471,7 @@ def test_an_expired_certificate_and_a_taken_door_show(consortium):
 def test_the_port_of_a_run_that_is_on_is_no_fault(consortium, tmp_path, monkeypatch):
     c = consortium()
     monkeypatch.chdir(tmp_path)
-    folder = Folder(default_out(c.agreement))
+    folder = Folder(c.agreement.default_folder)
     host, port = c.sites[0].listen.split(":")
     with folder.locked(), socket.create_server((host, int(port))):
         folder.prepare()
@@ -558,7 +558,7 @@ def entry(run, folder):
 
 def test_doctor_lists_the_keys_of_runs_that_have_stopped(three, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    runs = [tmp_path / default_out(three.agreement), tmp_path / "elsewhere", tmp_path / "in use"]
+    runs = [tmp_path / three.agreement.default_folder, tmp_path / "elsewhere", tmp_path / "in use"]
     for at, run in enumerate(runs):
         (run / "private").mkdir(parents=True)
         (run / "private" / "pair.key").touch()

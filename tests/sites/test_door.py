@@ -22,12 +22,13 @@ from test_mailbox import frame
 import malformed
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
-from privsgp.sites.agreement import Agreement, Limits
+from privsgp.sites.agreement import Agreement
 from privsgp.sites.canonical import canonical
 from privsgp.sites.identity import Site, load_key, tls_name
 from privsgp.sites.net.server import Server
 from privsgp.sites.protocol.gossip import Gossip
 from privsgp.sites.run import wire
+from privsgp.sites.study import Limits
 from runs import FORKS
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from oracle import lockstep, replayed
 
-from privsgp.sites.agreement import Limits
+from privsgp.sites.study import Limits
 
 
 @pytest.mark.slow

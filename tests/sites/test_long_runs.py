@@ -17,7 +17,7 @@ from test_bad_networks import MIXING, agree, counted
 from wires import Wires
 
 from privsgp import data
-from privsgp.sites.agreement import Limits
+from privsgp.sites.study import Limits
 
 pytestmark = pytest.mark.slow
 

@@ -14,12 +14,12 @@ from consortium import Consortium
 from one_thread import World
 from test_mailbox import frame
 
-from privsgp.sites.agreement import Limits
 from privsgp.sites.canonical import canonical
 from privsgp.sites.net.client import Client
 from privsgp.sites.protocol.frames import Rejected
 from privsgp.sites.protocol.gossip import Gossip, progress_text
 from privsgp.sites.protocol.mailbox import Inbox, Outbox
+from privsgp.sites.study import Limits
 from privsgp.sites.transport import SitesTransport
 
 KINDS = {"open": {}, "closed": {"closed": (2,)}, "relay": {"closed": (1, 2), "relay": 0}}

@@ -7,7 +7,7 @@ import pytest
 from oracle import lockstep, replayed
 
 from privsgp import data
-from privsgp.sites.agreement import Limits
+from privsgp.sites.study import Limits
 
 SHARED = {"noise": "pairwise", "honest": 2, "sigma": 0.05}
 

@@ -23,13 +23,13 @@ from privsgp.engine import checkpoint
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
-from privsgp.sites.agreement import Limits
 from privsgp.sites.canonical import canonical
 from privsgp.sites.protocol.frames import Rejected
 from privsgp.sites.protocol.gossip import Evidence, Gossip, Yours, process_text
 from privsgp.sites.protocol.mailbox import Inbox, Outbox
 from privsgp.sites.run import _take_up_links, wire
 from privsgp.sites.store import Store
+from privsgp.sites.study import Limits
 from privsgp.sites.trainer import SiteTrainer
 from privsgp.sites.transport import Ended, SitesTransport
 

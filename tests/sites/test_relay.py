@@ -13,7 +13,6 @@ from consortium import Consortium
 from test_mailbox import frame
 
 from privsgp.errors import Refused
-from privsgp.sites.agreement import Limits
 from privsgp.sites.canonical import canonical
 from privsgp.sites.net.client import Client
 from privsgp.sites.net.relay import Relay, Seal
@@ -21,6 +20,7 @@ from privsgp.sites.net.server import Server
 from privsgp.sites.protocol.frames import Rejected
 from privsgp.sites.protocol.gossip import Gossip
 from privsgp.sites.protocol.mailbox import Inbox, Outbox
+from privsgp.sites.study import Limits
 from runs import command
 
 

@@ -13,10 +13,12 @@ import runs
 from privsgp.accounting import ledger
 from privsgp.data.loading import like
 from privsgp.errors import Refused
+from privsgp.metrics import KEYS
 from privsgp.runs import config as configs
-from privsgp.sites.agreement import Agreement, Limits, propose
+from privsgp.sites.agreement import Agreement, propose
 from privsgp.sites.identity import Site
 from privsgp.sites.run import bring
+from privsgp.sites.study import Limits
 
 SIZES = [40, 30, 20]
 SCHEMA = {
@@ -72,6 +74,35 @@ def test_tables_train_between_sites_and_counts_stay(hospitals):
             assert f"{NAMES[i]}.csv" not in hospitals.log(other)
     told = [file for file in hospitals.folder.glob("run-*/*") if file.is_file()]
     assert not [file for file in told if "1 missing" in file.read_bytes().decode(errors="replace")]
+
+
+def test_a_site_joins_with_a_dialect_and_sees_the_metrics_that_train_shows(hospitals):
+    own = hospitals.files[0]
+    text = own.read_text().replace("id,age,ward,back", "id,Alter,Station,wieder").replace("yes", "ja")
+    own.write_bytes(text.replace(",", ";").replace("odd", "Ödland").encode("cp1252"))
+    dialect = 'encoding = "cp1252"\n[columns]\nAlter = "age"\nStation = "ward"\nwieder = "back"\n[values]\n'
+    own.with_suffix(".dialect.toml").write_text(dialect + 'back = { ja = "yes" }\n')
+    hospitals.test = table(hospitals.folder, "test", 50, 9)
+    hospitals.start()
+    summaries = hospitals.end()
+    (hospitals.folder / "schema.toml").write_text(configs.parse(RUN).data.schema.toml())
+    run = RUN | {
+        "data": {"schema": "schema.toml", "nodes": 3, "sites": list(NAMES[:3]), "path": "{site}.csv"},
+        "seed": 1,
+    }
+    run["data"]["test_path"] = "test.csv"
+    lines = [f"{key} = {json.dumps(value)}" for key, value in run.items() if not isinstance(value, dict)]
+    for section in (key for key, value in run.items() if isinstance(value, dict)):
+        lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in run[section].items())]
+    (hospitals.folder / "run.toml").write_text("\n".join(lines) + "\n")
+    ran = runs.command("train", hospitals.folder / "run.toml", "--out", hospitals.folder / "alone", "--json")
+    assert ran.code == 0, ran.err
+    trained = {key for key in json.loads(ran.out) if key in KEYS}
+    for summary in summaries:
+        assert {key for key in summary if key in KEYS} - {"dull"} == trained - {"dull"}
+        assert summary["baseline"]["log_loss"] == json.loads(ran.out)["baseline"]["log_loss"]
+    told = [file for file in hospitals.folder.glob("run-*/**/*") if file.is_file()]
+    assert not [file for file in told if b"Alter" in file.read_bytes() or b"cp1252" in file.read_bytes()]
 
 
 def test_the_study_holds_the_schema_and_another_table_is_refused_before_signing(hospitals):

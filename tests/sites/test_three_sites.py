@@ -12,8 +12,8 @@ from consortium import copied
 from oracle import flat, lockstep, replayed
 from safetensors.numpy import load_file
 
-from privsgp.sites.agreement import Limits
 from privsgp.sites.run import leave
+from privsgp.sites.study import Limits
 from runs import command, unwrapped
 
 

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from links import Incoming, Outgoing
 from privsgp.transport import link as links
-from privsgp.transport.link import Incoming, Outgoing, gathered, grown
+from privsgp.transport.link import gathered, grown
 
 WHOLE = st.integers(-(2**20), 2**20)  # sums of these are exact
 

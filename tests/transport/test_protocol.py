@@ -10,11 +10,9 @@ import torch
 import runs
 from privsgp import graph
 from privsgp.engine import trainer
-from privsgp.transport.connect import connect
 from privsgp.transport.in_process import InProcess
 from privsgp.transport.lossy import Faults, LossyNetwork
 from privsgp.transport.protocol import Transport
-from privsgp.transport.rendezvous import World
 
 
 class _Carrier(Transport):
@@ -24,7 +22,7 @@ class _Carrier(Transport):
     plain: ClassVar[bool] = False
     message_bytes = 1000
 
-    def __init__(self, network, like, _world, _faults=None):
+    def __init__(self, network, like):
         self.inner, self.sums = InProcess(network, like), torch.zeros(1)
         self.asked, self.noted = [], lambda _k: []
 
@@ -46,10 +44,14 @@ class _Carrier(Transport):
         return {"carried": int(self.sums)}
 
 
+def _carried(run, kind=_Carrier):
+    return kind(run.spec.graph, run.state.x)
+
+
 @pytest.mark.parametrize("local", [False, True])
 def test_messages_are_noted_before_they_leave(tmp_path, monkeypatch, local):
     kind, made = type("Kind", (_Carrier,), {"local": local}), []
-    monkeypatch.setattr(trainer, "connect", lambda *given: made.append(kind(*given)) or made[-1])
+    monkeypatch.setattr(trainer.Trainer, "_connect", lambda run: made.append(_carried(run, kind)) or made[-1])
     begin = trainer.Trainer._begin
 
     def watched(self):
@@ -69,16 +71,10 @@ def test_messages_are_noted_before_they_leave(tmp_path, monkeypatch, local):
 
 def test_the_model_does_not_depend_on_the_kind(tmp_path, monkeypatch):
     runs.train(runs.small(tmp_path), tmp_path / "plain")
-    monkeypatch.setattr(trainer, "connect", _Carrier)
+    monkeypatch.setattr(trainer.Trainer, "_connect", _carried)
     runs.train(runs.small(tmp_path), tmp_path / "carried")
     plain, carried = (tmp_path / name / "model.safetensors" for name in ("plain", "carried"))
     assert plain.read_bytes() == carried.read_bytes()
-
-
-def test_the_kind_follows_from_where_the_nodes_are():
-    network, x = graph.make("ring", 4), torch.zeros(4, 2)
-    assert isinstance(connect(network, x, World()), InProcess)
-    assert isinstance(connect(network, x, World(), Faults(drop=0.1)), LossyNetwork)
 
 
 def test_a_bad_network_that_begins_anew_is_as_new():

@@ -238,11 +238,11 @@ class Book:
             for relation in sorted({one.relation for one, _ in group})
         ]
 
-    def sets_of(self, runs: Collection[str]) -> dict[int, list[Hashes]]:
-        """Return by node the keyed hashes of the records of some private runs."""
+    def sets_of(self, runs: Collection[str] | None) -> dict[int, list[Hashes]]:
+        """Return by node the keyed hashes of the records of some private runs; None: of all of them."""
         found: dict[int, list[Hashes]] = {}
         for one, own in self._all():
-            if one.run in runs and not one.simulation and own.size:
+            if (runs is None or one.run in runs) and not one.simulation and own.size:
                 found.setdefault(one.node, []).append(own)
         return found
 

@@ -163,8 +163,8 @@ class Filter:
                 f"the ledger has spent ε = {up(self.epsilon_of(spent))} of {up(self.epsilon)}, as runs that follow "
                 f"each other are counted, by Rényi divergences of order {self.order:g}",
                 "nothing is left for a further run. One that was begun continues ({resume}), counted as "
-                "one run. Sampled steps with little noise cost most at this order (docs/privacy.md, 'Proved, "
-                "certified, checked')",
+                "one run. Sampled steps with little noise cost most at this order (docs/proofs/saga.md, "
+                "'Proved, certified, checked')",
                 resume=True,
             )
 

@@ -69,7 +69,7 @@ def _tests(m: Mechanism, steps: int, delta: float, other: float) -> list[float]:
     if not isinstance(m, Saga):
         return [test(steps, coins, 0.0, drawn, other, delta) for test in (_sum, _largest)]
     reach, scale = min(m.difference_clip or math.inf, 2 * m.clip) / m.clip, m.difference_scale
-    entry, far = (1 - reach) * whole, scale * reach * drawn  # E1 of privacy.md
+    entry, far = (1 - reach) * whole, scale * reach * drawn  # E1 of docs/proofs/saga.md
     still = _sum(steps, 1.0, 0.0, whole, other, delta)
     if coins == 1:
         return [still, _sum(steps, 1.0, 0.0, entry + far, other, delta)]

@@ -516,7 +516,7 @@ def described(values: dict[str, Any]) -> Mechanism:
         pairs = zip(_WRAPPERS, own, strict=True)
         return functools.reduce(lambda base, pair: pair[0].read(base, pair[1]), pairs, made)
     except TypeError as error:  # a key is missing, or not known
-        raise Refused(f"mechanism = {kind.__name__}: {error!s:.200}", "see docs/privacy.md for its values") from None
+        raise Refused(f"mechanism = {kind.__name__}: {error!s:.200}", "docs/proofs/saga.md has its values") from None
 
 
 @functools.cache

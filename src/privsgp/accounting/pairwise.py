@@ -3,7 +3,7 @@
 Node i adds ξ_i = a_i + Σ_j ± s_i u_ij with a_i ~ N(0, D_i) its own and u_ij = u_ji standard normals that only i and j
 know; the one adds what the other subtracts. Whoever knows all secrets of a coalition, and sees every message, sees of
 an honest node i at most g_i + N(0, σ_eff,i²), where 1/σ_eff,i² = (S_H⁻¹)_ii and S_H = diag(D_H) + s² L_H is the
-covariance of the others (docs/privacy.md, "Noise that neighbours share"). Variances here are those of n p_i ξ_i, what a
+covariance of the others (docs/proofs/pairwise.md). Variances here are those of n p_i ξ_i, what a
 node with weight p_i takes a step with: these are what has to cancel. Nothing here is random, and nothing is private.
 
 Every σ_eff is computed twice and rounded down: as the conductance of a network of resistors (closed form), and as the

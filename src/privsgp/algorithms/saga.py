@@ -199,7 +199,7 @@ class PrivSGPSAG(TablePushSum):
         g   = (1/J) Σ_j t_j
 
     A sample contributes t_j / J whether it was drawn or not, so one message moves by at most G/J: a plain Gaussian
-    mechanism, for any way of drawing samples (privacy.md, "Mechanisms").
+    mechanism, for any way of drawing samples (docs/proofs/saga.md).
 
     Biased where SAGA is not, and much cheaper in privacy at small batches.
     """

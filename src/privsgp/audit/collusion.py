@@ -3,7 +3,7 @@
 Against node i work together: a coalition of all but h nodes, the worst that there is, which hands over the numbers of
 every pair it is part of; and the other h − 1 honest nodes' *total* noise is handed over as well. The attacker takes
 from node i's message what it shares with the coalition, and the best guess of the rest from the others' noise. By the
-theorem, what remains is N(0, σ_eff,i²), independent of all that (docs/privacy.md, "Noise that neighbours share").
+theorem, what remains is N(0, σ_eff,i²), independent of all that (docs/proofs/pairwise.md).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Told:
         """As the source's."""
         return self.source.secret
 
-    def fill_normal(self, out: Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
+    def fill_normal(self, out: Tensor, nodes: Sequence[int], step: int) -> None:
         """Fill as the source does, and keep what the canaries' columns are."""
-        self.source.fill_normal(out, nodes, step, attempt)
+        self.source.fill_normal(out, nodes, step)
         for pair, row in zip(nodes, self.columns(out).double(), strict=True):
             self.numbers[pair, step] = row.clone()
 

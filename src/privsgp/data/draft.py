@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _CLASSES = 50  # distinct whole numbers or texts that still look like a list
+_LISTED = 10  # different numbers that may be a list of codes
+_CODES = 5  # different texts among numbers that still look like codes for a missing value
 _FEW = 40  # rows below which shares of classes say little
 _DICTIONARY = ("column", "type", "min", "max", "values", "missing")
 _WORDS = YesNo(type="yes/no")
@@ -44,6 +46,7 @@ class _Draft(NamedTuple):
     values: dict[str, Any]
     why: str
     kinds: tuple[str, ...] = ()  # the values there are, where they are few
+    codes: tuple[str, ...] = ()  # texts among numbers, which stand for a missing value
 
 
 def draft(table: Any, target: str, source: str) -> str:  # noqa: ANN401 - Arrow's
@@ -54,7 +57,7 @@ def draft(table: Any, target: str, source: str) -> str:  # noqa: ANN401 - Arrow'
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         found = {row["column"]: _Draft(_described(row), "by the data dictionary") for row in rows}
     else:
-        found = {name: _column(values) for name, values in columns.items()}
+        found = {name: _column(values, names_rows=name != target) for name, values in columns.items()}
         digests = {
             "drafted": same_records.digests(table, [n for n, one in found.items() if one.values["type"] == "ignored"])
         }
@@ -63,6 +66,8 @@ def draft(table: Any, target: str, source: str) -> str:  # noqa: ANN401 - Arrow'
     predicted = {"column": target} | _as_target(found.pop(target), target)
     if digests and "classes" in predicted:
         predicted |= _balance(predicted["classes"], columns[target])
+    if codes := sorted({code for one in found.values() for code in one.codes}):
+        digests["missing"] = [*MISSING, *codes]
     values = digests | {"target": predicted, "columns": {name: one.values for name, one in found.items()}}
     text = schemas.parse(values, source).toml(why={name: one.why for name, one in found.items()})
     return _HEAD.format(source=json.dumps(source, ensure_ascii=False)) + text
@@ -76,8 +81,8 @@ def _text(value: object) -> str:
     return f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value).strip()
 
 
-def _column(values: Sequence[str]) -> _Draft:
-    """Guess what a public column is."""
+def _column(values: Sequence[str], *, names_rows: bool) -> _Draft:
+    """Guess what a public column is; only if it may be one that `names_rows`, running numbers are ignored."""
     there = [value for value in values if value not in MISSING]
     if not there:
         return _Draft({"type": "ignored"}, "all values are missing")
@@ -85,12 +90,29 @@ def _column(values: Sequence[str]) -> _Draft:
     why = "some values are missing" if gaps else ""
     if len(kinds) <= 2 and {kind.lower() for kind in kinds} <= {*_WORDS.yes, *_WORDS.no}:
         return _Draft({"type": "yes/no"} | ({"missing": False} if gaps else {}), why, tuple(kinds))
-    numbers = [number for value in there if (number := as_number(value)) is not None]
-    if len(numbers) == len(there):
-        return _number(numbers, why)
+    if (number := _as_number(there, kinds, why, names_rows=names_rows and not gaps)) is not None:
+        return number
     if len(kinds) > _CLASSES or len(kinds) > max(2, len(there) // 2):
         return _Draft({"type": "ignored"}, "most of its texts are different")
     return _Draft({"type": "category", "values": kinds} | ({"missing": schemas.OTHER} if gaps else {}), why)
+
+
+def _as_number(there: Sequence[str], kinds: Sequence[str], why: str, *, names_rows: bool) -> _Draft | None:
+    """Draft a column of numbers, a few texts among them taken as missing; None if it is no such column."""
+    numbers = [number for value in there if (number := as_number(value)) is not None]
+    codes = [kind for kind in kinds if as_number(kind) is None]
+    if not codes:
+        running = (
+            len(kinds) == len(there) >= _FEW and min(numbers) in (0, 1) and max(numbers) - min(numbers) < len(there)
+        )
+        return (
+            _Draft({"type": "ignored"}, "running numbers, which name rows")
+            if names_rows and running
+            else _number(numbers, why)
+        )
+    if len(codes) > _CODES or 5 * len(numbers) < 4 * len(there) or len(kinds) - len(codes) <= _LISTED:
+        return None
+    return _number(numbers, f"missing: {', '.join(codes)}")._replace(codes=tuple(codes))
 
 
 def _number(numbers: list[float], missing: str) -> _Draft:

@@ -249,10 +249,19 @@ class Schema(Options):
         return None if self.target.classes is None else len(self.target.classes)
 
     @property
+    def unit(self) -> tuple[float, float]:
+        """(centre, scale) of a target that is a number: centre + scale · value is in the unit of the table."""
+        return (0.0, 1.0) if self.target.classes is not None else self.target.affine
+
+    @property
     def digest(self) -> str:
         """The SHA-256 of what the schema says; comments and the order of columns have no part in it."""
         told = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(told.encode()).hexdigest()
+
+    def line(self, name: str, **changes: object) -> str:
+        """Write the line of one column, with changes."""
+        return f"{toml_key(name)} = {toml_value(_given(self.columns[name], 'type') | changes)}"
 
     def toml(self, prefix: str = "", why: Mapping[str, str] | None = None) -> str:
         """Write it out; `prefix` is the section it stands in, `why` has a comment for some columns."""
@@ -260,9 +269,9 @@ class Schema(Options):
         lines = [*([f"[{prefix[:-1]}]"] if prefix and own else []), *own, *([""] if own else []), f"[{prefix}target]"]
         lines += [f"{key} = {toml_value(value)}" for key, value in _given(self.target, "column").items()]
         lines += ["", f"[{prefix}columns]"]
-        for name, column in self.columns.items():
+        for name in self.columns:
             said = (why or {}).get(name)
-            lines.append(f"{toml_key(name)} = {toml_value(_given(column, 'type'))}" + (f"  # {said}" if said else ""))
+            lines.append(self.line(name) + (f"  # {said}" if said else ""))
         return "\n".join(lines) + "\n"
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from privsgp.data import dialect as dialects
 from privsgp.data import same_records
 from privsgp.data.files import refuse_vast
-from privsgp.data.schema import OTHER, Category, Number, doubles
+from privsgp.data.schema import OTHER, Category, Number, doubles, toml_key, toml_value
 from privsgp.errors import Refused
 from privsgp.files import opened
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from privsgp.data.dialect import Dialect
     from privsgp.data.same_records import Hashes
-    from privsgp.data.schema import Encoded, Scaled, Schema, Target
+    from privsgp.data.schema import Scaled, Schema
 
     Flags = NDArray[np.bool_]
     Floats = NDArray[np.float64]
@@ -60,7 +60,7 @@ def is_frame(data: object) -> bool:
     return hasattr(data, "__arrow_c_stream__")
 
 
-_COUNTED = {
+COUNTED = {
     "missing": "missing, filled in and marked",
     "clipped": "outside the range, clipped",
     "other": f"not in the list, taken as {OTHER!r}",
@@ -82,8 +82,13 @@ class Table(NamedTuple):
 
     @property
     def told(self) -> list[str]:
-        """What was filled in, clipped or unknown, column by column; for the site's own eyes."""
-        return [f"{name}: {n} {_COUNTED[what]}" for name, all_ in self.counts.items() for what, n in all_.items() if n]
+        """What was filled in, clipped or unknown; for the site's own eyes."""
+        return told(self.counts)
+
+
+def told(counts: dict[str, Count]) -> list[str]:
+    """Return what was filled in, clipped or unknown, column by column; for the site's own eyes."""
+    return [f"{name}: {n} {COUNTED[what]}" for name, all_ in counts.items() for what, n in all_.items() if n]
 
 
 def read(path: Path, schema: Schema, *, labelled: bool = True, own: bool = False) -> Table:
@@ -91,7 +96,7 @@ def read(path: Path, schema: Schema, *, labelled: bool = True, own: bool = False
 
     `own` says that it is a site's own table: privsgp refuses it if the schema was drafted from it.
     """
-    raw, table = _both(path)
+    raw, table = both(path)
     found = encode(table, schema, str(path), labelled=labelled, own=own)
     if found.rows is None or raw is table:
         return found
@@ -113,10 +118,10 @@ def of_frame(frame: object, schema: Schema, where: str = "data", *, labelled: bo
 
 def read_arrow(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
     """Read a file's columns by the dialect beside it, if there is one: of a CSV file as texts."""
-    return _both(path)[1]
+    return both(path)[1]
 
 
-def _both(path: Path) -> tuple[Any, Any]:
+def both(path: Path) -> tuple[Any, Any]:
     """Return a file's columns as they are in it, and by its dialect."""
     dialect = dialects.of(path)
     raw = _raw(path, dialect or dialects.Dialect(), as_bytes=False)
@@ -251,37 +256,49 @@ def encode(
 ) -> Table:
     """Turn an Arrow table into arrays; refuse columns and values that are not as the schema says."""
     _refuse_doubles(table.column_names, where)
-    used = [*schema.encoded, schema.target.column]
-    if own and schema.drafted is not None and same_records.drafted_from(schema.drafted, table, used):
-        remedy = "draft the schema from a table that no site trains on; send this one to nobody if the rows are private"
-        raise Refused(f"{where}: the schema was drafted from these rows, and shows everybody their ranges", remedy)
-    _refuse_other_columns(table.column_names, schema, where, labelled=labelled)
+    if own:
+        refuse_drafted(table, schema, where)
+    refuse_absent(table, schema, where, labelled=labelled)
+    refuse_unknown(table, schema, where)
     if not table.num_rows:
         raise Refused(f"{where} has no rows", "give at least one record")
     refuse_vast(where, 16 * table.num_rows * schema.width)  # float64 first, then float32, twice
     counts: dict[str, Count] = {}
     blocks: list[NDArray[np.float32]] = []
-    for name, column in schema.encoded.items():
-        values = _Values(table.column(name), schema, f"{where}: column {name!r}", column.type)
-        block, counts[name] = _encoded(values, column)
+    for name in schema.encoded:
+        block, counts[name] = encode_column(table, schema, where, name)
         blocks.append(block)
     y = None
     if labelled:
-        name, wanted = schema.target.column, "number" if schema.classes is None else "classes"
-        values = _Values(table.column(name), schema, f"{where}: target {name!r}", wanted)
-        y, counts[name] = _target(values, schema.target)
+        y, counts[schema.target.column] = encode_target(table, schema, where)
     rows = same_records.row_hashes(table, schema.encoded) if labelled else None
     return Table(np.concatenate(blocks, 1), y, counts, rows)
 
 
-def _refuse_other_columns(names: list[str], schema: Schema, where: str, *, labelled: bool) -> None:
-    """Refuse a table whose columns are not the schema's, by their names."""
-    needed, there = [*schema.encoded, *([schema.target.column] if labelled else [])], set(names)
-    known = {schema.target.column, *schema.columns}
+def refuse_drafted(table: Any, schema: Schema, where: str) -> None:  # noqa: ANN401 - Arrow's
+    """Refuse a site's table that the schema was drafted from."""
+    used = [*schema.encoded, schema.target.column]
+    if schema.drafted is not None and same_records.drafted_from(schema.drafted, table, used):
+        remedy = "draft the schema from a table that no site trains on; send this one to nobody if the rows are private"
+        raise Refused(f"{where}: the schema was drafted from these rows, and shows everybody their ranges", remedy)
+
+
+def refuse_absent(table: Any, schema: Schema, where: str, *, labelled: bool = True) -> None:  # noqa: ANN401 - Arrow's
+    """Refuse a table without a column that the schema uses."""
+    needed, there = [*schema.encoded, *([schema.target.column] if labelled else [])], table.column_names
     if missing := [name for name in needed if name not in there]:
-        raise Refused(f"{where} has no column {_names(missing)}; it has {_names(names)}", "use the names of the schema")
-    if extra := [name for name in names if name not in known]:
-        remedy = 'leave it out of the table, or agree on it in the schema (type = "ignored" is enough)'
+        remedy = (
+            f"use the names of the schema, or write in the dialect beside the table: absent = {toml_value(missing)}"
+        )
+        raise Refused(f"{where} has no column {_names(missing)}; it has {_names(there)}", remedy)
+
+
+def refuse_unknown(table: Any, schema: Schema, where: str) -> None:  # noqa: ANN401 - Arrow's
+    """Refuse a table with a column that is not in the schema."""
+    known = {schema.target.column, *schema.columns}
+    if extra := [name for name in table.column_names if name not in known]:
+        line = f'{toml_key(extra[0])} = {{ type = "ignored" }}'
+        remedy = f"write in the dialect beside the table: drop = {toml_value(extra)}, or agree in the schema on: {line}"
         raise Refused(f"{where} has a column {_names(extra)} that is not in the schema", remedy)
 
 
@@ -289,7 +306,7 @@ def _names(names: list[str]) -> str:
     return ", ".join(map(repr, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
-class _Values:
+class Values:
     """One column of a table, to be read as the schema says: its texts without blanks around them, or its numbers."""
 
     def __init__(self, column: Any, schema: Schema, where: str, wanted: str) -> None:  # noqa: ANN401 - Arrow's
@@ -336,7 +353,10 @@ class _Values:
             texts, missing = self.texts()
             bad = ~missing & ~_flags(pc.match_substring_regex(texts, _NUMBER))
             if bad.any():
-                remedy = "write decimals with a point, nothing between thousands, no units"
+                remedy = (
+                    "write decimals with a point, nothing between thousands, no units; a code for a missing value "
+                    'belongs in the dialect beside the table: missing = ["CODE"]'
+                )
                 raise self.wrong(bad, "is no number", remedy)
             written = np.where(missing, "0", np.asarray(texts.to_pylist(), dtype=object)).astype(np.str_)
             return written.astype(np.float64), missing
@@ -367,8 +387,10 @@ def _flags(column: Any) -> Flags:  # noqa: ANN401 - Arrow's
     return np.asarray(column.to_numpy(zero_copy_only=False), dtype=bool)
 
 
-def _encoded(values: _Values, column: Encoded) -> tuple[NDArray[np.float32], Count]:
+def encode_column(table: Any, schema: Schema, where: str, name: str) -> tuple[NDArray[np.float32], Count]:  # noqa: ANN401
     """Return the features [N, ·] of a column, its indicator last, and what was counted."""
+    column = schema.encoded[name]
+    values = Values(table.column(name), schema, f"{where}: column {name!r}", column.type)
     clipped = other = 0
     if isinstance(column, Number):
         found, missing = values.numbers()
@@ -384,11 +406,13 @@ def _encoded(values: _Values, column: Encoded) -> tuple[NDArray[np.float32], Cou
     else:
         codes, missing = values.codes([word.lower() for word in (*column.yes, *column.no)], lower=True)
         if (bad := (codes < 0) & ~missing).any():
-            raise values.wrong(bad, "is neither yes nor no", 'correct it, or list the word in the schema: yes = ["ja"]')
+            remedy = f"correct it, or write in the dialect beside the table: {word_line(name, 'yes')}"
+            raise values.wrong(bad, "is neither yes nor no", remedy)
         yes = np.where(missing, column.missing or False, codes < len(column.yes))
         features = np.where(yes, 1.0, -1.0)[:, None]
     if missing.any() and column.missing is None:
-        remedy = "add missing = … to the column in the schema, or leave the row out"
+        middle = column.affine[0] if isinstance(column, Number) else OTHER if isinstance(column, Category) else False
+        remedy = f"leave the row out, or agree in the schema on: {schema.line(name, missing=middle)}"
         raise values.wrong(missing, "is a missing value", remedy)
     marked = [features] if column.missing is None else [features, missing[:, None]]
     counts = {"missing": int(missing.sum()), "clipped": clipped, "other": other}
@@ -401,7 +425,19 @@ def _scaled(values: Floats, column: Scaled) -> tuple[Floats, Flags]:
     return (np.clip(values, low, high) - centre) / scale, (values < low) | (values > high)
 
 
-def _target(values: _Values, target: Target) -> tuple[NDArray[np.int64] | NDArray[np.float32], Count]:
+def word_line(name: str, word: str) -> str:
+    """Return the line of a dialect that maps a site's word to the schema's; the site puts its own word in."""
+    return f'[values] {toml_key(name)} = {{ "THIS SITE\'S WORD" = {toml_value(word)} }}'
+
+
+def encode_target(
+    table: Any,  # noqa: ANN401 - Arrow's
+    schema: Schema,
+    where: str,
+) -> tuple[NDArray[np.int64] | NDArray[np.float32], Count]:
+    """Return the targets, and what was counted."""
+    target, wanted = schema.target, "number" if schema.classes is None else "classes"
+    values = Values(table.column(target.column), schema, f"{where}: target {target.column!r}", wanted)
     found, missing = values.numbers() if target.classes is None else values.codes(target.classes)
     if missing.any():
         raise values.wrong(missing, "is a missing value", "leave out rows whose target is not known")
@@ -409,8 +445,10 @@ def _target(values: _Values, target: Target) -> tuple[NDArray[np.int64] | NDArra
         scaled, clipped = _scaled(found.astype(np.float64), target)
         return scaled.astype(np.float32), {"missing": 0, "clipped": int(clipped.sum()), "other": 0}
     if (bad := found < 0).any():
-        raise values.wrong(bad, "is none of the classes", f"the schema lists {_names(target.classes)}")
-    return found.astype(np.int64), dict.fromkeys(_COUNTED, 0)
+        line = word_line(target.column, target.classes[0])
+        remedy = f"the schema lists {_names(target.classes)}; write in the dialect beside the table: {line}"
+        raise values.wrong(bad, "is none of the classes", remedy)
+    return found.astype(np.int64), dict.fromkeys(COUNTED, 0)
 
 
 def as_number(text: str) -> float | None:

@@ -41,6 +41,11 @@ class FinalModelOptions(Options):
             )
         return self
 
+    @property
+    def final_model(self) -> FinalModel:
+        """What these options say."""
+        return FinalModel(self.average, self.average_share or FinalModel.share, self.final_mixing)
+
 
 @dataclass(frozen=True)
 class FinalModel:

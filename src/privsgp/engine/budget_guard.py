@@ -5,7 +5,7 @@ at a time, each has made as many as the clock says, and several or none in one s
 
 After a crash, what was reserved counts as spent. With a seed the same noise comes again, so a repeated step is the same
 message and is not paid for again; a seeded run protects nothing. Without a seed noise is always fresh, so every
-repeated step is a new release, at a new attempt (privacy.md, "Crashes").
+repeated step is a new release, at a new attempt (docs/proofs/recovery.md).
 """
 
 from __future__ import annotations

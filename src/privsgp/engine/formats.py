@@ -46,6 +46,15 @@ class Identity(_Kept):
     circumstances: _Circumstances | None = None
 
 
+class Calibrated(_Kept):
+    """calibration.json: what `evaluate` found on public data."""
+
+    version: Literal[1] = 1
+    slope: Annotated[float, Field(ge=-100, le=100)] = 1.0
+    shift: Annotated[float, Field(ge=-100, le=100)] = 0.0
+    threshold: Annotated[float, Field(ge=0, le=2)] | None = None
+
+
 class _Pairwise(_Kept):
     honest: _Whole
     curve: list[Annotated[list[_Number], Field(min_length=2, max_length=2)]]

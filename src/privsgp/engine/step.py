@@ -110,7 +110,7 @@ class OnDevice(_OnDevice[Keyed]):
         (key, sigma), (source, share) = self._levels, self._peers[k % len(self._peers)]
         push(
             s.x, g, s.w, out=out, sigma=sigma, source=source, share=share, key=key,
-            step=k, attempt=0, gamma=self.block.step_size(k),
+            step=k, gamma=self.block.step_size(k),
         )  # fmt: skip
 
 
@@ -127,7 +127,7 @@ class SecretOnDevice(_OnDevice[Secure]):
         if g.dtype != torch.float64 or not g.is_contiguous() or not s.x.is_contiguous():
             raise RuntimeError(f"an estimate in {g.dtype} where noise is secret, or rows apart: report this")
         gamma, nodes = self.block.step_size(k), range(len(g))  # all are here
-        self.source.device_step_(s.x, g, nodes, k, 0, levels=self._levels, step_size=gamma)
+        self.source.device_step_(s.x, g, nodes, k, levels=self._levels, step_size=gamma)
         source, share = self._peers[k % len(self._peers)]
         mix(s.x, s.w, out=out, source=source, share=share)
 

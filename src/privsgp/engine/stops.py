@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from privsgp.errors import Diverged
-from privsgp.transport.checks import refuse_wild
+from privsgp.transport.protocol import refuse_wild
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -33,9 +33,11 @@ from privsgp.gradients.rules.ruled import Ruled
 from privsgp.outside import Hash, Whole
 from privsgp.randomness.pairwise import told
 from privsgp.threads import in_threads
-from privsgp.transport.checks import refuse_wild
-from privsgp.transport.connect import connect
+from privsgp.transport.in_process import InProcess
+from privsgp.transport.lossy import LossyNetwork
+from privsgp.transport.protocol import refuse_wild
 from privsgp.transport.rendezvous import World
+from privsgp.transport.torch_distributed import TorchDistributed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,7 +134,10 @@ class Trainer:
 
     def _connect(self) -> Transport:
         """Return what carries the messages."""
-        return connect(self.spec.graph, self.state.x, self.world, self.spec.faults)
+        graph, x, faults = self.spec.graph, self.state.x, self.spec.faults
+        if not self.world.alone:
+            return TorchDistributed(graph, x, self.world)
+        return InProcess(graph, x) if faults is None else LossyNetwork(graph, x, faults)
 
     def _driver(self, sent: int = 0) -> RunDriver:
         """Return what does what the events of a step ask for; so many bytes were sent before."""

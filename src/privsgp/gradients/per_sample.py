@@ -2,7 +2,7 @@
 
 A gradient is a row of *pieces*, one per layer, in the order of the flat parameter vector. A linear layer's piece is
 the outer product δ ⊗ (a, 1) and is kept as its two factors, as are those of `positions` and `embedding`; anything else
-is kept plain. The clip is over the *whole* gradient: all pieces share one norm and one factor (privacy.md, "Clipping").
+is kept plain. The clip is over the *whole* gradient: all pieces share one norm and one factor.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Positions(Product):
     added for a sample, F, has the same bits whichever samples stand beside it, and ‖F − Σ_p δ_p ⊗ a_p‖ ≤ η L with η =
     `sum_rounding` and L as above; L bounds what the absolute values add up to. The norm counts all that: it is no
     shorter than F, nor is that of scaled factors, which round anew. The more a sample's positions cancel, the more it
-    is clipped. (docs/privacy.md, "Positions".)
+    is clipped. (docs/proofs/rounding.md, "Positions".)
     """
 
     window: Window

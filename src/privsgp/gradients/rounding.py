@@ -1,6 +1,6 @@
 """κ, the slack that clipping is counted with for what arithmetic rounds by, and every constant it rests on.
 
-κ is for each gradient's norm and clip; half of it is left for sums (privacy.md, "Clipping"; docs/privacy.md, "Sums").
+κ is for each gradient's norm and clip; half of it is left for sums (docs/proofs/rounding.md).
 Loops that add up all of a node's gradients take `CHUNK` of them at a time: the bound holds for that length. Which
 layers are used at many positions their rules declare (`rules.layer.StackedLayer.positional`).
 """
@@ -25,7 +25,7 @@ _ADDED = {torch.float32: 2.0**-8, torch.float64: 2.0**-30}  # what adding them m
 
 
 def kappa(dtype: torch.dtype, device: torch.device, *, positions: int = 1) -> float:
-    """Return the relative slack κ of the arithmetic in which gradients are measured and clipped (privacy.md).
+    """Return the relative slack κ of the arithmetic in which gradients are measured and clipped.
 
     Where layers are used at many `positions`, which may cancel, it is larger (`gradients.positions`). Sums take less
     than half of it (`engine.precision`): where noise is secret they are formed in float64 (`per_sample.PerSample`).

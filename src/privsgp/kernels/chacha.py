@@ -1,6 +1,6 @@
 """ChaCha20 (RFC 8439) as a random-access table of standard normals in float64, as a Triton kernel.
 
-A block of the key stream, numbered (place, node, step, attempt), has eight 64-bit words, which make four pairs of
+A block of the key stream, numbered (place, node, step, 0), has eight 64-bit words, which make four pairs of
 normals: those of the columns p, p + E, … p + 7E of a row of d, with E = 32 ⌈d / 256⌉, so that neighbouring threads
 touch neighbouring memory. The words are those that `cryptography` gives under the same key and nonce; what is made of
 them is in `randomness.noise`. Import this module only where there are CUDA and Triton.
@@ -77,30 +77,30 @@ def _eight(k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, n3):
     return a0, a1, b0, b1, c0, c1, d0, d1
 
 
-@triton.jit(do_not_specialize=["step", "attempt"])
-def _fill(out, nodes, key, d, eighth, step, attempt, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["step"])
+def _fill(out, nodes, key, d, eighth, step, BLOCK: tl.constexpr):
     row = tl.program_id(1)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     zero = place.to(tl.uint32, bitcast=True) * 0
     k0, k1, k2, k3 = _word(key, 0, zero), _word(key, 1, zero), _word(key, 2, zero), _word(key, 3, zero)
     k4, k5, k6, k7 = _word(key, 4, zero), _word(key, 5, zero), _word(key, 6, zero), _word(key, 7, zero)
     n0, n1 = place.to(tl.uint32, bitcast=True), zero + tl.load(nodes + row).to(tl.uint32)
-    n2, n3 = zero + step.to(tl.uint32), zero + attempt.to(tl.uint32)
+    n2, n3 = zero + step.to(tl.uint32), zero
     drawn = _eight(k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, n3)
     for t in tl.static_range(8):
         column = place + t * eighth
         tl.store(out + row.to(tl.int64) * d + column, drawn[t], (place < eighth) & (column < d))
 
 
-@triton.jit(do_not_specialize=["step", "attempt"])
-def _step(x, g, nodes, levels, key, d, eighth, step, attempt, gamma, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["step"])
+def _step(x, g, nodes, levels, key, d, eighth, step, gamma, BLOCK: tl.constexpr):
     row = tl.program_id(1)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     zero = place.to(tl.uint32, bitcast=True) * 0
     k0, k1, k2, k3 = _word(key, 0, zero), _word(key, 1, zero), _word(key, 2, zero), _word(key, 3, zero)
     k4, k5, k6, k7 = _word(key, 4, zero), _word(key, 5, zero), _word(key, 6, zero), _word(key, 7, zero)
     n0, n1 = place.to(tl.uint32, bitcast=True), zero + tl.load(nodes + row).to(tl.uint32)
-    n2, n3 = zero + step.to(tl.uint32), zero + attempt.to(tl.uint32)
+    n2, n3 = zero + step.to(tl.uint32), zero
     drawn = _eight(k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, n3)
     sigma, grid, inverse = tl.load(levels + 3 * row), tl.load(levels + 3 * row + 1), tl.load(levels + 3 * row + 2)
     for t in tl.static_range(8):
@@ -120,19 +120,17 @@ def eighth(columns: int) -> int:
     return 32 * -(-columns // 256)
 
 
-def fill_normal(out: Tensor, nodes: Tensor, key: Tensor, step: int, attempt: int) -> None:
+def fill_normal(out: Tensor, nodes: Tensor, key: Tensor, step: int) -> None:
     """Fill row r of `out` [m, d], float64 and contiguous, with the normals of node `nodes[r]`; `key` is eight int32.
 
-    Assumes: node, step and attempt are below 2³², a row is shorter than 2³⁰, and there are fewer than 2¹⁶.
+    Assumes: node and step are below 2³², a row is shorter than 2³⁰, and there are fewer than 2¹⁶.
     """
     m, d = out.shape
     with torch.cuda.device_of(out):  # else it would run beside what reads it
-        _fill[triton.cdiv(eighth(d), _BLOCK), m](out, nodes, key, d, eighth(d), step, attempt, BLOCK=_BLOCK)
+        _fill[triton.cdiv(eighth(d), _BLOCK), m](out, nodes, key, d, eighth(d), step, BLOCK=_BLOCK)
 
 
-def step(
-    x: Tensor, g: Tensor, nodes: Tensor, levels: Tensor, key: Tensor, step: int, attempt: int, gamma: float
-) -> None:
+def step(x: Tensor, g: Tensor, nodes: Tensor, levels: Tensor, key: Tensor, step: int, gamma: float) -> None:
     """Take γ times g + σ N, rounded to its grid, from x [m, d] in place (Algorithm 1, lines 8 and 9).
 
     x is float32, g float64; `levels` [m, 3] has each row's σ, the spacing of its grid and one over that. Assumes: as
@@ -140,6 +138,4 @@ def step(
     """
     m, d = x.shape
     with torch.cuda.device_of(x):
-        _step[triton.cdiv(eighth(d), _BLOCK), m](
-            x, g, nodes, levels, key, d, eighth(d), step, attempt, gamma, BLOCK=_BLOCK
-        )
+        _step[triton.cdiv(eighth(d), _BLOCK), m](x, g, nodes, levels, key, d, eighth(d), step, gamma, BLOCK=_BLOCK)

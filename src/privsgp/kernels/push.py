@@ -22,7 +22,7 @@ _BLOCK = 512
 def quarter(columns: int) -> int:
     """Return Q, the number of draws of a row of d columns. One gives the normals of p, p + Q, p + 2Q and p + 3Q.
 
-    Philox4x32-10 (Salmon and others, 2011) has the counter (place, node, step, attempt), and its key comes from the
+    Philox4x32-10 (Salmon and others, 2011) has the counter (place, node, step, 0), and its key comes from the
     seed. Neighbouring threads touch neighbouring memory.
     """
     return 32 * -(-columns // 128)
@@ -37,19 +37,19 @@ def _box_muller(u, v):
 
 
 @triton.jit
-def _normals(key, place, node, step, attempt):
+def _normals(key, place, node, step):
     zero = place * 0
-    a, b, c, d = tl.philox(key, place, zero + node, zero + step, zero + attempt)
+    a, b, c, d = tl.philox(key, place, zero + node, zero + step, zero)
     n0, n1 = _box_muller(a, b)
     n2, n3 = _box_muller(c, d)
     return n0, n1, n2, n3
 
 
-@triton.jit(do_not_specialize=["step", "attempt"])
+@triton.jit(do_not_specialize=["step"])
 def _push(
     x, g, w, sigma, source, share, key,
     x_out, z_out, w_out,
-    d, q, step, attempt, gamma,
+    d, q, step, gamma,
     DEGREE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0)
@@ -68,7 +68,7 @@ def _push(
         p = tl.load(share + i * DEGREE + r)
         weight += p.to(tl.float64) * tl.load(w + j)
         spread = tl.load(sigma + j)
-        n0, n1, n2, n3 = _normals(seed, place, j.to(tl.int32), step, attempt)
+        n0, n1, n2, n3 = _normals(seed, place, j.to(tl.int32), step)
         at = j * d
         x0 += p * (tl.load(x + at + c0, m0) - gamma * (tl.load(g + at + c0, m0) + spread * n0))
         x1 += p * (tl.load(x + at + c1, m1) - gamma * (tl.load(g + at + c1, m1) + spread * n1))
@@ -107,12 +107,12 @@ def _mix(x, w, source, share, x_out, z_out, w_out, d, DEGREE: tl.constexpr, BLOC
     tl.store(z_out + to, total * (1.0 / weight).to(tl.float32), inside)
 
 
-@triton.jit(do_not_specialize=["step", "attempt"])
-def _fill(out, nodes, key, d, q, step, attempt, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["step"])
+def _fill(out, nodes, key, d, q, step, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = place < q
-    normals = _normals(tl.load(key), place, tl.load(nodes + row).to(tl.int32), step, attempt)
+    normals = _normals(tl.load(key), place, tl.load(nodes + row).to(tl.int32), step)
     for t in tl.static_range(4):
         column = place + t * q
         tl.store(out + row.to(tl.int64) * d + column, normals[t], inside & (column < d))
@@ -120,7 +120,7 @@ def _fill(out, nodes, key, d, q, step, attempt, BLOCK: tl.constexpr):
 
 def push(
     x: Tensor, g: Tensor, w: Tensor, *, out: tuple[Tensor, Tensor, Tensor],
-    sigma: Tensor, source: Tensor, share: Tensor, key: Tensor, step: int, attempt: int, gamma: float,
+    sigma: Tensor, source: Tensor, share: Tensor, key: Tensor, step: int, gamma: float,
 ) -> None:  # fmt: skip
     """Write (x, w, z) of the next step to `out`, none of which may be x or w.
 
@@ -132,7 +132,7 @@ def push(
     grid = n, triton.cdiv(q, _BLOCK)
     x_out, w_out, z_out = out
     _push[grid](
-        x, g, w, sigma, source, share, key, x_out, z_out, w_out, d, q, step, attempt, gamma,
+        x, g, w, sigma, source, share, key, x_out, z_out, w_out, d, q, step, gamma,
         DEGREE=source.shape[1], BLOCK=_BLOCK,
     )  # fmt: skip
 
@@ -146,8 +146,8 @@ def mix(x: Tensor, w: Tensor, *, out: tuple[Tensor, Tensor, Tensor], source: Ten
     )
 
 
-def fill_normal(out: Tensor, nodes: Tensor, key: Tensor, step: int, attempt: int) -> None:
+def fill_normal(out: Tensor, nodes: Tensor, key: Tensor, step: int) -> None:
     """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`, without a host synchronisation."""
     m, d = out.shape
     q = quarter(d)
-    _fill[m, triton.cdiv(q, _BLOCK)](out, nodes, key, d, q, step, attempt, BLOCK=_BLOCK)
+    _fill[m, triton.cdiv(q, _BLOCK)](out, nodes, key, d, q, step, BLOCK=_BLOCK)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from privsgp import later
 
 if TYPE_CHECKING:
-    from privsgp.models.loss import correct, in_any_precision, meaning, outputs, per_sample, task
+    from privsgp.models.loss import class_weights, correct, in_any_precision, meaning, outputs, per_sample, task
     from privsgp.models.networks import make
 
-__all__ = ["correct", "in_any_precision", "make", "meaning", "outputs", "per_sample", "task"]
+__all__ = ["class_weights", "correct", "in_any_precision", "make", "meaning", "outputs", "per_sample", "task"]
 __getattr__ = later.names(__name__, dict.fromkeys(__all__, "loss") | {"make": "networks"})

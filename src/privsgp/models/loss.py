@@ -42,6 +42,16 @@ def meaning(loss: object) -> Kind | None:
     return cast("Kind", loss) if isinstance(loss, str) else _OF_TORCH.get(type(loss))
 
 
+def class_weights(loss: object) -> tuple[float, ...] | None:
+    """Return the weight of each class in a loss of torch's own; None if all are alike."""
+    given = None
+    if isinstance(loss, nn.CrossEntropyLoss) and loss.weight is not None:
+        given = loss.weight.tolist()
+    elif isinstance(loss, nn.BCEWithLogitsLoss) and loss.pos_weight is not None and loss.pos_weight.numel() == 1:
+        given = [1.0, float(loss.pos_weight)]
+    return tuple(given) if given and min(given) > 0 and max(given) != min(given) else None
+
+
 def in_any_precision(loss: PerSample, axes: int = 0) -> PerSample:
     """Return a loss of the user's whose own numbers, weights of classes say, are in the precision of the outputs.
 

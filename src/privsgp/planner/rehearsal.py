@@ -21,6 +21,7 @@ from torch.func import functional_call
 from torch.nn.utils.rnn import pad_sequence
 
 from privsgp.algorithms import ALGORITHMS, Block, Drawn, Randomness, State, UpdateRule
+from privsgp.engine.averaging import Averaging, FinalModel
 from privsgp.engine.drive import drive, rehearsed
 from privsgp.gradients import Layout, stack
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 STEPS = 64  # coarse steps of a rehearsal
 FARTHEST = 12  # doublings of a first guess
-GIVEN_UP = 0.005
 TIE = 0.01  # of a score: rehearsals differ by as much from chance
 NOISES, DISTANCES = 24, 16  # κ and T that are rehearsed, to an octave: within 1.5 and 2.2 % of what is asked
 
@@ -78,16 +78,14 @@ def _near(value: float, octave: int) -> float:
 class Rehearsal:
     """Where rehearsals take place: a model at x⁰, its loss, and for each run samples that are nobody's secret."""
 
-    def __init__(self, model: nn.Module, loss: PerSampleFunction, runs: Sequence[Samples]) -> None:
-        self.model, self.loss, self.runs = model, loss, runs
+    def __init__(
+        self, model: nn.Module, loss: PerSampleFunction, runs: Sequence[Samples], final_model: FinalModel | None = None
+    ) -> None:
+        self.model, self.loss, self.runs, self.final_model = model, loss, runs, final_model or FinalModel()
         self.layout = Layout.of(model)
         self.x0 = self.layout.flatten(model).float()
         self.gradient = stack(model, loss, (runs[0].x[:4], runs[0].y[:4]))
         self._losses: dict[str, list[float]] = {}
-
-    def with_rows(self, rows: int) -> Rehearsal:
-        """Return the same stage with fewer samples to learn from."""
-        return Rehearsal(self.model, self.loss, [run._replace(x=run.x[:rows], y=run.y[:rows]) for run in self.runs])
 
     def norms(self) -> Tensor:
         """Return the gradient norm at x⁰ of every sample to learn from."""
@@ -97,9 +95,13 @@ class Rehearsal:
     def ends(
         self, spec: RehearsalSpec, distance: float, steps: int = STEPS, seeds: Sequence[int] | None = None
     ) -> Tensor:
-        """Return the average models after runs of γK = `distance` with these seeds, [seeds, d]; default: all runs."""
-        *_, last = self.states(spec, distance, steps, range(len(self.runs)) if seeds is None else seeds)
-        return last.z
+        """Return the models that runs of γK = `distance` with these seeds release, [seeds, d]; default: all runs."""
+        seeds = range(len(self.runs)) if seeds is None else seeds
+        state = State.start(self.x0, len(seeds))
+        averaging = Averaging(self.final_model, steps, state)
+        for k, state in enumerate(self.states(spec, distance, steps, seeds)):
+            averaging.add(k, state)
+        return averaging.released(state).z
 
     def states(
         self, spec: RehearsalSpec, distance: float, steps: int, seeds: Sequence[int], *, momentum: float = 0.0
@@ -158,11 +160,7 @@ class Rehearsal:
         return min(max(1 / (max(noise, 1e-12) * max(length, 1e-12)), 1e-3), 1e6)
 
     def distance(self, spec: RehearsalSpec, guess: float | None = None) -> float:
-        """Return a good T = γK: doubling from a guess until the score falls, then a parabola through the top.
-
-        Real data mostly wants to be followed farther than stand-in data, and too far costs less than not far enough, so
-        the answer lies beyond the top, where `GIVEN_UP` of the score is lost.
-        """
+        """Return a good T = γK: doubling from a guess until the score falls, then the top of a parabola."""
         first = self.guess(spec.noise) if guess is None else guess
 
         def score(power: int) -> float:
@@ -171,7 +169,7 @@ class Rehearsal:
         top = 0
         while abs(top) < FARTHEST and (better := max((top, top - 1, top + 1), key=score)) != top:
             top = better
-        return first * math.exp2(top + _beyond(score(top - 1), score(top), score(top + 1)))
+        return first * math.exp2(top + _top(score(top - 1), score(top), score(top + 1)))
 
     def _block(self, spec: RehearsalSpec, distance: float, steps: int, seeds: Sequence[int], rule: UpdateRule) -> Block:
         samples = [self.runs[i % len(self.runs)] for i in range(len(seeds))]
@@ -221,10 +219,7 @@ def _with_padding(each: Sequence[Tensor]) -> Tensor:
     return torch.stack([torch.cat([t, torch.zeros_like(t[:1])]) for t in each])
 
 
-def _beyond(left: float, middle: float, right: float) -> float:
-    """Return where the parabola through (−1, left), (0, middle), (1, right) has lost `GIVEN_UP` of its top."""
+def _top(left: float, middle: float, right: float) -> float:
+    """Return where the parabola through (−1, left), (0, middle), (1, right) is highest."""
     bend = (left - 2 * middle + right) / 2
-    if bend >= 0:
-        return 0.0
-    peak = min(max((left - right) / (4 * bend), -0.5), 0.5)
-    return peak + min(math.sqrt(GIVEN_UP * abs(middle) / -bend), 1.0)
+    return 0.0 if bend >= 0 else min(max((left - right) / (4 * bend), -0.5), 0.5)

@@ -63,7 +63,8 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, say:
     """
     network = network_of(config, problem)
     source = source_of(config, config.plan.data, data_dir, problem)
-    rehearsal = Rehearsal(problem.model, problem.loss, runs_of(config, source, problem, data_dir))
+    runs = runs_of(config, source, problem, data_dir)
+    rehearsal = Rehearsal(problem.model, problem.loss, runs, config.algorithm.final_model)
     asked = {key: "auto" if key in config.algorithm.auto else getattr(config.algorithm, key) for key in AUTO}
     asked["clip"] = "auto" if CLIP in config.auto else config.privacy.clip
     batch = best_batch(network) if "batch" in config.algorithm.auto else config.algorithm.batch
@@ -174,8 +175,8 @@ def runs_of(config: Config, source: Source, problem: Problem, data_dir: Path | N
         if (schema := config.data.schema) is not None:
             rows = max(64, min(count, sum(problem.samples)))
             return [
-                stand_in.table(schema, strength, samples=rows, skewed=run == 1, seed=run)
-                for run, strength in enumerate(stand_in.STRENGTHS)
+                stand_in.table(schema, strength, samples=rows, evenness=evenness, seed=run)
+                for run, (strength, evenness) in enumerate(stand_in.SIGNALS)
             ]
         public = d.x_test if config.test_is_public else None
         scale = 1.0 if public is None else float(np.sqrt(np.square(public).mean()))
@@ -197,7 +198,7 @@ def runs_of(config: Config, source: Source, problem: Problem, data_dir: Path | N
             "take public data of the same shape, or 'synthetic'",
         )
     count = min(count, len(x) // 2)
-    return [_divided(x, y, count, run) for run in range(len(stand_in.STRENGTHS))]
+    return [_divided(x, y, count, run) for run in range(len(stand_in.SIGNALS))]
 
 
 def _divided(x: NDArray[Any], y: NDArray[Any], count: int, seed: int) -> Samples:

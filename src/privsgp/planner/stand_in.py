@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 WIDEST = 4096  # coordinates of a sample that a matrix turns
 BETWEEN = (0.2, 0.45, 0.7)  # share of the variance, in a direction that matters, that lies between classes
-STRENGTHS = (0.5, 2.0, 8.0)  # standard deviation of a row's log odds: AUC about 0.6, 0.85 and 0.98
+# Standard deviation of a row's log odds (AUC about 0.62, 0.73, 0.83 and 0.93), and the power that takes shares of
+# classes towards equal ones: a public balance is never exact, and more even classes are harder to predict.
+SIGNALS = ((0.5, 0.75), (1.0, 1.0), (2.0, 0.75), (4.0, 1.0))
 FACTORS, COMMON = 2, 0.5  # factors that all columns share, and their share of a column's variance
 MISSING = 0.1  # share of values that are missing, in columns that may have some
 OTHERS = 0.02  # share of "other" in a category
@@ -73,10 +75,10 @@ def make(
     return Samples(x[:samples], y[:samples], x[samples:], y[samples:])
 
 
-def table(schema: Schema, strength: float, *, samples: int, skewed: bool = False, seed: int = 0) -> Samples:
+def table(schema: Schema, strength: float, *, samples: int, evenness: float = 1.0, seed: int = 0) -> Samples:
     """Return rows as the schema describes them, encoded; the target depends on them with this strength.
 
-    `skewed` makes the first class the most frequent one, unless the schema gives the balance.
+    Shares of the classes are those of the schema, or skewed ones, to the power `evenness`.
     """
     rng, count = np.random.default_rng(seed), 5 * samples
     common = rng.standard_normal((count, FACTORS))
@@ -87,7 +89,7 @@ def table(schema: Schema, strength: float, *, samples: int, skewed: bool = False
     scores = unit @ rng.standard_normal((x.shape[1], schema.classes or 1))
     scores /= np.maximum(scores.std(0), 1e-12)
     y = _numbers(rng, scores[:, 0], schema, strength) if schema.classes is None else _labels(
-        rng, strength * scores / math.sqrt(2), _shares(schema, skewed=skewed)
+        rng, strength * scores / math.sqrt(2), _shares(schema, evenness)
     )  # fmt: skip
     inputs = torch.from_numpy(x).float()
     return Samples(inputs[:samples], y[:samples], inputs[samples:], y[samples:])
@@ -114,10 +116,10 @@ def _column(rng: np.random.Generator, common: Floats, column: Encoded) -> Floats
     return made if column.missing is None else np.concatenate([made, gone[:, None]], 1)
 
 
-def _shares(schema: Schema, *, skewed: bool) -> Floats:
-    """Return the share of each class: the public balance, else equal or skewed ones."""
-    count = schema.classes or 2
-    shares = np.asarray(schema.target.balance or [SKEWED**-i if skewed else 1.0 for i in range(count)])
+def _shares(schema: Schema, evenness: float) -> Floats:
+    """Return the share of each class: the public balance, else skewed ones, to this power."""
+    skewed = [SKEWED**-i for i in range(schema.classes or 2)]
+    shares = np.asarray(schema.target.balance or skewed) ** evenness
     return np.asarray(shares / shares.sum())
 
 
@@ -132,7 +134,7 @@ def _labels(rng: np.random.Generator, scores: Floats, shares: Sequence[float] | 
 
 
 def _numbers(rng: np.random.Generator, score: Floats, schema: Schema, strength: float) -> Tensor:
-    """Return targets of a regression on the schema's scale: R² is 0.06, 0.5 and 0.94 for the three strengths."""
+    """Return targets of a regression on the schema's scale: R² is 0.06, 0.2, 0.5 and 0.8."""
     explained = strength**2 / (strength**2 + 4)
     y = math.sqrt(explained) * score + math.sqrt(1 - explained) * rng.standard_normal(len(score))
     target = schema.target

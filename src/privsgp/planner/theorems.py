@@ -155,7 +155,7 @@ def below_theorem(steps: float, log_least: float) -> list[str]:
 def outside_theorem_3(steps: float, samples: int, epsilon: float) -> list[str]:
     """ε ≥ c₁K/J²: the paper leaves c₁ open, so say how large it would have to be."""
     factor = epsilon * samples**2 / steps
-    words = f"Theorem 3 holds for ε < c₁K/J² only. The paper does not give c₁, which would have to exceed {factor:.3g}"
+    words = f"Theorem 2 holds for ε < c₁K/J² only. The paper does not give c₁, which would have to exceed {factor:.3g}"
     return [f"{words} here: the published noise is nominal"] if factor >= 1 else []
 
 

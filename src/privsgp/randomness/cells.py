@@ -1,10 +1,9 @@
 """Secret noise on a CPU: the cell of g + σ N on a public grid, computed in float32, and in float64 where that matters.
 
-A message shows the cell of (g + σ N)/s. N is made of 128 bits a pair in float64 (`box_muller`; docs/privacy.md, "The
-sampler"). The upper 32 bits of each word give N within `_ERROR` in float32, whatever the lower bits are. A sum that
-lies farther than that from the edges of its cell has its cell. For the few others the lower bits are drawn, and N is
-computed from all bits in float64. So every cell is the one that all bits in float64 give: the law is the same, to the
-last bit.
+A message shows the cell of (g + σ N)/s. N is made of 128 bits a pair in float64 (`box_muller`; docs/proofs/sampler.md).
+The upper 32 bits of each word give N within `_ERROR` in float32, whatever the lower bits are. A sum that lies farther
+than that from the edges of its cell has its cell. For the few others the lower bits are drawn, and N is computed from
+all bits in float64. So every cell is the one that all bits in float64 give: the law is the same, to the last bit.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     Words = npt.NDArray[np.int32]  # [m, 2h]: the upper halves of the words of h pairs in each row
     Lower = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.uint32]]  # pairs of each row, [m], to their lower halves
 
-_ERROR = 2.0**-16  # of a normal in float32, for radii between these; docs/privacy.md, "The sampler, roughly"
+_ERROR = 2.0**-16  # of a normal in float32, for radii between these; docs/proofs/sampler.md
 _RADII = 2.0**-6, 4.07
 _ROUNDED = 2.0**-21  # of a sum, as a share of what its terms add up to
 _LARGEST = 2.0**14  # cells from 0 up to which float32 is worth it

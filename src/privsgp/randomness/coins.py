@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Pass = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
 
 
-def draw(source: Source, mechanism: Mechanism, node: int, step: int, attempt: int = 0) -> npt.NDArray[np.int64]:
+def draw(source: Source, mechanism: Mechanism, node: int, step: int) -> npt.NDArray[np.int64]:
     """Return the samples of one step as sorted, distinct numbers in [0, J).
 
     Guarantee: Poisson sampling takes each sample by its own coin, with a probability of at most q = `mechanism.rate`
@@ -39,18 +39,18 @@ def draw(source: Source, mechanism: Mechanism, node: int, step: int, attempt: in
         return np.arange(mechanism.samples)
     if mechanism.sampling == "fixed":
         b = int(mechanism.batch)
-        return np.sort(np.argpartition(source.coins([node], step, mechanism.samples, attempt)[0], b - 1)[:b])
-    return np.flatnonzero(source.coins([node], step, mechanism.samples, attempt)[0] < _threshold(mechanism.rate))
+        return np.sort(np.argpartition(source.coins([node], step, mechanism.samples)[0], b - 1)[:b])
+    return np.flatnonzero(source.coins([node], step, mechanism.samples)[0] < _threshold(mechanism.rate))
 
 
 def draw_all(
-    source: Source, mechanisms: Sequence[Mechanism], nodes: Sequence[int], step: int, attempt: int = 0
+    source: Source, mechanisms: Sequence[Mechanism], nodes: Sequence[int], step: int
 ) -> list[npt.NDArray[np.int64]]:
     """Do `draw` for all nodes of a block; those of one size and rate, drawn by Poisson, are gone through at once."""
     J, rate = mechanisms[0].samples, mechanisms[0].rate
     if rate >= 1 or any(m.samples != J or m.rate != rate or m.sampling == "fixed" for m in mechanisms):
-        return [draw(source, m, i, step, attempt) for i, m in zip(nodes, mechanisms, strict=True)]
-    below = source.coins(nodes, step, J, attempt) < _threshold(rate)
+        return [draw(source, m, i, step) for i, m in zip(nodes, mechanisms, strict=True)]
+    below = source.coins(nodes, step, J) < _threshold(rate)
     row, samples = np.divmod(np.flatnonzero(below), J)
     ends = np.searchsorted(row, np.arange(len(nodes) + 1))
     return [samples[start:end] for start, end in itertools.pairwise(ends)]

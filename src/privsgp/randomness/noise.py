@@ -1,7 +1,7 @@
 """Where noise and sampling coins come from: a repeatable source for simulation, a secret one for everything else.
 
 Both are ChaCha20 read as a random-access table of words: one key for each purpose ("noise", "coins") and one nonce for
-each (node, step, attempt), so that what a node draws never depends on which process it is in or what else was drawn.
+each (node, step), so that what a node draws never depends on which process it is in or what else was drawn.
 ChaCha20 was also the fastest when measured: 50 rows of 50,890 float32 normals took 7 ms on one core, against 20 ms with
 NumPy's SFC64, 22 with PCG64DXSM, 27 with Philox, and 9 with torch (whose CPU seed keeps 32 bits). Secret noise is
 computed in float64, on a CPU by way of float32 (`privsgp.randomness.cells`), on a GPU in `privsgp.kernels.chacha`.
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    Draw = tuple[int, int]  # step and attempt
     Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
 
 PURPOSES = ("noise", "coins")
@@ -57,13 +56,13 @@ _GRID_BITS = 4
 
 
 class Normals(Protocol):
-    """Standard normals, drawn by the (node, step, attempt) they are for."""
+    """Standard normals, drawn by the (node, step) they are for."""
 
     @property
     def secret(self) -> bool:
         """Whether nobody else can draw the same: False means "simulation, not private"."""
 
-    def fill_normal(self, out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
+    def fill_normal(self, out: torch.Tensor, nodes: Sequence[int], step: int) -> None:
         """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`."""
 
 
@@ -76,14 +75,14 @@ class Streams:
         self._keys = keys
         self._ciphers: dict[str, list[Any]] = {}  # by purpose, those that nobody uses: threads draw at the same time
 
-    def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
+    def coins(self, nodes: Sequence[int], step: int, count: int) -> npt.NDArray[np.uint64]:
         """Return `count` coins of each node, [m, count], uniform on 0 … 2⁶⁴ − 1."""
         coins = np.empty((len(nodes), count), np.uint64)
-        self._read(coins, "coins", nodes, (step, attempt))
+        self._read(coins, "coins", nodes, step)
         return coins
 
-    def _read(self, rows: Rows, purpose: str, nodes: Sequence[int], draw: Draw, block: int = 0) -> None:
-        """Fill each row with the key stream of its (node, step, attempt), from the 64-byte `block` on."""
+    def _read(self, rows: Rows, purpose: str, nodes: Sequence[int], step: int, block: int = 0) -> None:
+        """Fill each row with the key stream of its (node, step), from the 64-byte `block` on."""
         free = self._ciphers.setdefault(purpose, [])
         try:
             encryptor = free.pop()
@@ -91,8 +90,8 @@ class Streams:
             encryptor = self._cipher(purpose)
         for row, node in zip(rows, nodes, strict=True):
             # Past 2³² blocks the counter would run into the node's field, and streams would meet.
-            _refuse_wide(node=node, step=draw[0], attempt=draw[1], block=block + row.nbytes // _BLOCK_BYTES)
-            encryptor.reset_nonce(_NONCE.pack(block, node, *draw))
+            _refuse_wide(node=node, step=step, block=block + row.nbytes // _BLOCK_BYTES)
+            encryptor.reset_nonce(_NONCE.pack(block, node, step, 0))
             target = memoryview(row).cast("B") if len(row) else memoryview(b"")
             for start in range(0, len(target), len(_ZEROS)):
                 some = target[start : start + len(_ZEROS)]
@@ -106,21 +105,21 @@ class Streams:
         first = algorithms.ChaCha20(self._keys[purpose], _NONCE.pack(0, 0, 0, 0))
         return Cipher(first, mode=None).encryptor()
 
-    def _fill(self, out: npt.NDArray[Any], nodes: Sequence[int], draw: Draw, real: type[np.floating[Any]]) -> None:
+    def _fill(self, out: npt.NDArray[Any], nodes: Sequence[int], step: int, real: type[np.floating[Any]]) -> None:
         """Fill `out` [m, d] with standard normals, computed in `real`."""
-        _each_tile(lambda rows, columns: self._normals(out[rows, columns], nodes[rows], draw, columns, real), out.shape)
+        _each_tile(lambda rows, columns: self._normals(out[rows, columns], nodes[rows], step, columns, real), out.shape)
 
     def _normals(
-        self, out: npt.NDArray[Any], nodes: Sequence[int], draw: Draw, columns: slice, real: type[np.floating[Any]]
+        self, out: npt.NDArray[Any], nodes: Sequence[int], step: int, columns: slice, real: type[np.floating[Any]]
     ) -> None:
         """Fill a tile, which has these columns of its rows."""
         half = (out.shape[1] + 1) // 2
         words = np.empty((len(out), 2 * half), np.int32 if real is np.float32 else np.int64)
-        self._read(words, "noise", nodes, draw, columns.start * words.itemsize // _BLOCK_BYTES)
+        self._read(words, "noise", nodes, step, columns.start * words.itemsize // _BLOCK_BYTES)
         box_muller(out, words, *np.empty((3, len(out), half), real), deep=self.secret)
 
     def _to_cells(
-        self, g: npt.NDArray[np.float64], nodes: Sequence[int], draw: Draw, levels: npt.NDArray[np.float64]
+        self, g: npt.NDArray[np.float64], nodes: Sequence[int], step: int, levels: npt.NDArray[np.float64]
     ) -> None:
         """Add noise to g [m, d] and round it to its grid; `levels` [2, m, 1] are σ and the spacing."""
         behind = 1 + 4 * (g.shape[1] + 1) // _BLOCK_BYTES  # the lower halves of words come after all upper ones
@@ -128,11 +127,11 @@ class Streams:
         def tile(rows: slice, columns: slice) -> None:
             here, block = g[rows, columns], columns.start * 4 // _BLOCK_BYTES
             words = np.empty((len(here), here.shape[1] + here.shape[1] % 2), np.int32)
-            self._read(words, "noise", nodes[rows], draw, block)
+            self._read(words, "noise", nodes[rows], step, block)
 
             def lower(pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
                 some = [np.empty(2 * count, np.uint32) for count in pairs]
-                self._read(some, "noise", nodes[rows], draw, behind + block)
+                self._read(some, "noise", nodes[rows], step, behind + block)
                 return np.concatenate(some)
 
             to_cells_(here, words, lower, *levels[:, rows])
@@ -150,7 +149,7 @@ def _each_tile(work: Callable[[slice, slice], None], shape: tuple[int, ...]) -> 
 
 
 class Keyed(Streams):
-    """Repeatable noise and coins for simulation, keyed by (seed, purpose, node, step, attempt).
+    """Repeatable noise and coins for simulation, keyed by (seed, purpose, node, step).
 
     The same key gives the same bits however nodes are grouped. A CPU and a GPU draw different numbers.
 
@@ -179,38 +178,36 @@ class Keyed(Streams):
             self._philox[device] = torch.tensor([int.from_bytes(digest[:8]) >> 1], device=device)
         return self._philox[device]
 
-    def fill_normal(self, out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
+    def fill_normal(self, out: torch.Tensor, nodes: Sequence[int], step: int) -> None:
         """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`."""
         _refuse_shape(out, nodes)
         if device_of(out).in_host_memory:
-            self._fill(out.numpy(), nodes, (step, attempt), _real(out))
+            self._fill(out.numpy(), nodes, step, _real(out))
         else:
-            self._device_normals(out, nodes, step, attempt)
+            self._device_normals(out, nodes, step)
 
-    def add_(
-        self, g: torch.Tensor, nodes: Sequence[int], step: int, attempt: int, sigma: npt.NDArray[np.float64]
-    ) -> None:
+    def add_(self, g: torch.Tensor, nodes: Sequence[int], step: int, sigma: npt.NDArray[np.float64]) -> None:
         """Add σ times the normals in g's own precision."""
         real, scale = _real(g), sigma.astype(_real(g))
 
         def tile(rows: slice, columns: slice) -> None:
             here = g.numpy()[rows, columns]
             noise = np.empty(here.shape, real)
-            self._normals(noise, nodes[rows], (step, attempt), columns, real)
+            self._normals(noise, nodes[rows], step, columns, real)
             noise *= scale[rows]
             here += noise
 
         _each_tile(tile, g.shape)
 
-    def _device_normals(self, out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
+    def _device_normals(self, out: torch.Tensor, nodes: Sequence[int], step: int) -> None:
         """Draw on the device itself, by a generator that was made for it."""
-        _refuse_wide(step=step, attempt=attempt)
+        _refuse_wide(step=step)
         here, key = torch.tensor(list(nodes), device=out.device), self.philox_key(out.device)
 
         def kernel(rows: torch.Tensor) -> None:
             from privsgp.kernels import push
 
-            push.fill_normal(rows, here, key, step, attempt)
+            push.fill_normal(rows, here, key, step)
 
         _fill_device(out, out.dtype, kernel)
 
@@ -256,7 +253,6 @@ class Secure(Streams):
         self._chains = {p: os.urandom(32) for p in PURPOSES}
         self._process = os.getpid()
         self._frontier: dict[str, dict[int, int]] = {}  # by purpose and node: the step after the last one drawn
-        self._retries: dict[tuple[str, int, int], int] = {}
 
     def __repr__(self) -> str:
         return "Secure(keys hidden)"
@@ -264,40 +260,38 @@ class Secure(Streams):
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise Refused("a copy or pickle of a secure source", "make a new Secure(): keys stay in one object's memory")
 
-    def fill_normal(self, out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
+    def fill_normal(self, out: torch.Tensor, nodes: Sequence[int], step: int) -> None:
         """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`; each can be drawn once."""
         _refuse_shape(out, nodes)
-        nodes, drawn = self._claim_all("noise", nodes, step, attempt)
+        nodes, drawn = self._claim_all("noise", nodes, step)
         if device_of(out).in_host_memory:
-            drawn._fill(out.numpy(), nodes, (step, attempt), np.float64)
+            drawn._fill(out.numpy(), nodes, step, np.float64)
         else:
-            _fill_device(out, torch.float64, lambda rows: self._device_normals(rows, nodes, step, attempt, drawn))
+            _fill_device(out, torch.float64, lambda rows: self._device_normals(rows, nodes, step, drawn))
 
-    def add_(
-        self, g: torch.Tensor, nodes: Sequence[int], step: int, attempt: int, sigma: npt.NDArray[np.float64]
-    ) -> None:
+    def add_(self, g: torch.Tensor, nodes: Sequence[int], step: int, sigma: npt.NDArray[np.float64]) -> None:
         """Add σ times the normals in float64 and round to the grid; each can be drawn once. A row with σ = 0 stays."""
-        nodes, drawn = self._claim_all("noise", nodes, step, attempt)
+        nodes, drawn = self._claim_all("noise", nodes, step)
         noised = np.flatnonzero(sigma[:, 0])
         levels = np.array([sigma, _spacings(sigma[:, 0])[:, None]])[:, noised]
         whole = len(noised) == len(g) and g.dtype == torch.float64
         wide = g.numpy() if whole else g.numpy()[noised].astype(np.float64)
-        drawn._to_cells(wide, [nodes[r] for r in noised], (step, attempt), levels)
+        drawn._to_cells(wide, [nodes[r] for r in noised], step, levels)
         if not whole:
             g.numpy()[noised] = wide
 
     @staticmethod
-    def _device_normals(out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int, drawn: Streams) -> None:
+    def _device_normals(out: torch.Tensor, nodes: Sequence[int], step: int, drawn: Streams) -> None:
         """Draw on the device itself."""
         from privsgp.kernels import chacha
 
         for node in nodes:
-            _refuse_wide(node=node, step=step, attempt=attempt)
+            _refuse_wide(node=node, step=step)
         here = torch.tensor(list(nodes), dtype=torch.int64, device=out.device)
-        chacha.fill_normal(out, here, _device_key(drawn, out.device), step, attempt)
+        chacha.fill_normal(out, here, _device_key(drawn, out.device), step)
 
     def device_step_(
-        self, x: torch.Tensor, g: torch.Tensor, nodes: range, step: int, attempt: int, *,
+        self, x: torch.Tensor, g: torch.Tensor, nodes: range, step: int, *,
         levels: torch.Tensor, step_size: float,
     ) -> None:  # fmt: skip
         """Take γ times g [m, d] with its noise, rounded to its grid, from x, in one kernel; see `chacha.step`.
@@ -307,55 +301,46 @@ class Secure(Streams):
         from privsgp.kernels import chacha
 
         for node in (nodes[0], nodes[-1]):
-            _refuse_wide(node=node, step=step, attempt=attempt)
-        _, drawn = self._claim_all("noise", nodes, step, attempt)
+            _refuse_wide(node=node, step=step)
+        _, drawn = self._claim_all("noise", nodes, step)
         here = _numbers(nodes.start, nodes.stop, x.device)
-        chacha.step(x, g, here, levels, _device_key(drawn, x.device), step, attempt, step_size)
+        chacha.step(x, g, here, levels, _device_key(drawn, x.device), step, step_size)
 
-    def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
-        """Return `count` coins of each node; those of one (node, step, attempt) can be drawn once."""
-        nodes, drawn = self._claim_all("coins", nodes, step, attempt)
-        return drawn.coins(nodes, step, count, attempt)
+    def coins(self, nodes: Sequence[int], step: int, count: int) -> npt.NDArray[np.uint64]:
+        """Return `count` coins of each node; those of one (node, step) can be drawn once."""
+        nodes, drawn = self._claim_all("coins", nodes, step)
+        return drawn.coins(nodes, step, count)
 
-    def _claim_all(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> tuple[list[int], Streams]:
+    def _claim_all(self, purpose: str, nodes: Sequence[int], step: int) -> tuple[list[int], Streams]:
         """Return the nodes, as plain numbers, and streams of a new key; refuse what may have been drawn before."""
-        claimed, step, attempt = [operator.index(i) for i in nodes], operator.index(step), operator.index(attempt)
+        claimed, step = [operator.index(i) for i in nodes], operator.index(step)
         with _CLAIMS:
-            self._claim(purpose, claimed, step, attempt)
+            self._claim(purpose, claimed, step)
             fresh = os.urandom(32) + struct.pack("<2q", time.time_ns(), time.perf_counter_ns())
             # The clocks add nothing that is secret: they make two lives of one memory differ even if urandom repeats.
             state = hashlib.blake2b(fresh, key=self._chains[purpose]).digest()
             self._chains[purpose], self._keys[purpose] = state[:32], state[32:]
             return claimed, Streams({purpose: state[32:]})
 
-    def _claim(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
-        """Let nobody draw these again; refuse what may have been drawn before, and a node that is named twice.
-
-        Steps below the frontier count as drawn at attempt 0.
-        """
+    def _claim(self, purpose: str, nodes: Sequence[int], step: int) -> None:
+        """Let nobody draw these again; refuse steps up to the last one drawn, and a node that is named twice."""
         if os.getpid() != self._process:
             raise Refused("a secure source in a forked process", "make a new Secure() there: two copies would agree")
         frontier, claimed = self._frontier.setdefault(purpose, {}), set[int]()
         for node in nodes:
-            again = step < frontier.get(node, 0) and attempt <= self._retries.get((purpose, node, step), 0)
-            if again or node in claimed:
+            if step < frontier.get(node, 0) or node in claimed:
                 raise Refused(
-                    f"{purpose} of node {node}, step {step}, attempt {attempt}: already used",
-                    "secret randomness is used once: draw in the order of the steps, and redo a step with attempt + 1",
+                    f"{purpose} of node {node}, step {step}: already used",
+                    "secret randomness is used once: draw in the order of the steps",
                 )
             claimed.add(node)
-        for node in nodes:
-            frontier[node] = max(step + 1, frontier.get(node, 0))
-            if attempt:
-                self._retries[purpose, node, step] = attempt
+        frontier.update(dict.fromkeys(nodes, step + 1))
 
 
 Source = Keyed | Secure  # several threads may draw from one at a time
 
 
-def add_noise_(
-    g: torch.Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
-) -> None:
+def add_noise_(g: torch.Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float]) -> None:
     """Add N(0, σ_r² I) to each row of `g` [m, d] in place (Algorithm 1, line 8).
 
     Guarantee: with a secret source the sum is formed in float64 and rounded by `snap_` before anything else sees it,
@@ -366,10 +351,10 @@ def add_noise_(
     """
     _refuse_shape(g, nodes)
     if device_of(g).in_host_memory:
-        source.add_(g, nodes, step, attempt, np.array(sigma, np.float64)[:, None])
+        source.add_(g, nodes, step, np.array(sigma, np.float64)[:, None])
         return
     noised = torch.empty(g.shape, dtype=torch.float64 if source.secret else g.dtype, device=g.device)
-    source.fill_normal(noised, nodes, step, attempt)
+    source.fill_normal(noised, nodes, step)
     noised.mul_(torch.tensor(sigma, dtype=noised.dtype, device=g.device)[:, None]).add_(g)
     if source.secret:
         snap_(noised, sigma)

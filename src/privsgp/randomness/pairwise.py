@@ -2,7 +2,7 @@
 
 The u_ij cancel in the sum over all nodes; who does not know them sees each node's message under all of them. What that
 is worth before a coalition is in `accounting.pairwise`, and is the σ that the nodes' mechanisms count. A pair's numbers
-are ChaCha20's under the pair's own key, with (pair, step, attempt) as nonce, so both ends make the same words:
+are ChaCha20's under the pair's own key, with (pair, step) as nonce, so both ends make the same words:
 
 - in a simulation the keys follow from the seed;
 - without a seed, where both ends are in this process, they are this process's secret, as own noise is;
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.accounting.pairwise import NoiseGraph, Pair, PairwiseCovariance
-    from privsgp.randomness.noise import Draw, Normals, Rows, Source
+    from privsgp.randomness.noise import Normals, Rows, Source
     from privsgp.randomness.protocol import Gather, KeyExchange
 
 
@@ -110,9 +110,8 @@ class Ends:
 class PairStreams(Streams):
     """The normals of pairs whose ends are in different processes, each under a key that only these two have.
 
-    Guarantee: of one (pair, step, attempt) the numbers are handed out once: draws of a pair must go on from attempt to
-    attempt and from step to step. Where the machine's clocks show that its memory may be an old one, none are: a peer
-    may have seen what they hid before.
+    Guarantee: of one (pair, step) the numbers are handed out once, and steps of a pair go forward. Where the machine's
+    clocks show that its memory may be an old one, none are: a peer may have seen what they hid before.
 
     Assumes: keys are of this life of the process alone. Numbers are made on the host, so that both ends' are the same
     whatever their devices.
@@ -122,7 +121,7 @@ class PairStreams(Streams):
 
     def __init__(self, keys: dict[int, bytes]) -> None:
         super().__init__({str(pair): key for pair, key in keys.items()})
-        self._last: dict[int, tuple[int, int]] = {}
+        self._last: dict[int, int] = {}
         self._offset = _clock_offset()
 
     def __repr__(self) -> str:
@@ -131,18 +130,18 @@ class PairStreams(Streams):
     def __reduce_ex__(self, protocol: object) -> Any:  # noqa: ANN401 - it never returns
         raise Refused("a copy or pickle of pair streams", "keys stay in one object's memory")
 
-    def fill_normal(self, out: Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
+    def fill_normal(self, out: Tensor, nodes: Sequence[int], step: int) -> None:
         """Fill row r of `out` [m, d] with the standard normals of pair `nodes[r]`; each can be drawn once."""
         self._refuse_old_memory()
         for pair in nodes:
-            if (attempt, step) <= self._last.get(pair, (-1, -1)):
+            if step <= self._last.get(pair, -1):
                 raise Refused(
-                    f"noise of pair {pair}, step {step}, attempt {attempt}: already used",
+                    f"noise of pair {pair}, step {step}: already used",
                     f"two messages under one pair's numbers show their difference; {self.remedy}",
                 )
-            self._last[pair] = attempt, step
+            self._last[pair] = step
         host = out if device_of(out).in_host_memory else torch.empty(out.shape, dtype=torch.float64)
-        self._fill(host.numpy(), nodes, (step, attempt), np.float64)
+        self._fill(host.numpy(), nodes, step, np.float64)
         if host is not out:
             out.copy_(host)
 
@@ -153,10 +152,10 @@ class PairStreams(Streams):
                 self.remedy,
             )
 
-    def _read(self, rows: Rows, purpose: str, nodes: Sequence[int], draw: Draw, block: int = 0) -> None:
+    def _read(self, rows: Rows, purpose: str, nodes: Sequence[int], step: int, block: int = 0) -> None:
         del purpose
         for row, pair in zip(rows, nodes, strict=True):
-            super()._read([row], str(pair), [pair], draw, block)
+            super()._read([row], str(pair), [pair], step, block)
 
 
 def _clock_offset() -> float:

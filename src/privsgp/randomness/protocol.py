@@ -53,7 +53,7 @@ class Noise(Protocol):
 
     @property
     def shared(self) -> bool:
-        """Whether nodes share it: all of them are then at one attempt of a step."""
+        """Whether nodes share it."""
         return False
 
     def of_nodes(

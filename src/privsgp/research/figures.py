@@ -179,7 +179,7 @@ FIGURES: dict[str, Figure] = {
     ),
 }  # fmt: skip
 
-# MNIST. Batch: 4 % of J, where the paper draws one sample and its noise is worth ε = 1997 (docs/privacy.md). Clip: at
+# MNIST. Batch: 4 % of J, where the paper draws one sample and its noise is worth ε = 1997 (docs/paper.md). Clip: at
 # G = 1 its formula asks for σ² = 0.0057 at K*, the size of the 0.01 it fixes elsewhere. Width 64: not stated. Step
 # size: Theorem 1's as it stands. Steps of `speedup` and `variance-reduction`: not stated; about K*. K* = 575ε²: the
 # best of its K at ε = 1, and K* grows as ε². c₂ = 0.3724 (the default of privacy.c2) is not stated: with it the closed

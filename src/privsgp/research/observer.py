@@ -1,7 +1,7 @@
 """What one curious site learns of each other site, beside the guarantee that holds against everybody.
 
 Not a guarantee, and never calibrated to: it holds where gradients do not depend on noise that the observer has not
-seen (docs/privacy.md, "A neighbour's view"). There everything is linear and Gaussian. With u_m = g_m + N(0, σ_m²),
+seen (docs/proofs/neighbour.md). There everything is linear and Gaussian. With u_m = g_m + N(0, σ_m²),
 
     x_m^{k+½} = x_m^k − γ u_m^k,     x^{k+1} = P^k x^{k+½},
 

@@ -1,7 +1,7 @@
 """The calibrations that papers print, each with its constants made explicit, to repeat their figures.
 
-Planners, not guarantees (privacy.md): whatever is nominal here is shown beside what the certified accountant says about
-the same run. Only formulas that are known for sure are here; the other algorithms are refused.
+Planners, not guarantees (docs/paper.md): a nominal ε is shown next to the certified ε of the same run.
+Only formulas that are known for sure are here; the other algorithms are refused.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _moments(mechanism: Mechanism, steps: int, delta: float) -> float:
 
 
 def _theorem_3(mechanism: Mechanism, steps: int, delta: float, c2: float) -> float:
-    """Return PrivSGP-VR's σ ε = 3 c₂ G √(K ln(1/δ)) / J (Theorem 3); plain PrivSGP has G in place of 3G."""
+    """Return PrivSGP-VR's σ ε = 3 c₂ G √(K ln(1/δ)) / J (Theorem 2); plain PrivSGP has G in place of 3G."""
     factor = 3.0 if isinstance(mechanism, Saga) else 1.0
     return factor * c2 * mechanism.clip * math.sqrt(steps * math.log(1 / delta)) / mechanism.samples
 

@@ -12,7 +12,6 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.clock import Events, Hears, Times, Waiting, schedule
 from privsgp.devices import chosen_device, use_tensor_cores
-from privsgp.engine.averaging import FinalModel
 from privsgp.engine.spec import Learning, Protection, RunSpec, refuse_vast
 from privsgp.errors import Refused
 from privsgp.features.options import pretraining
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.accounting.ledger import Segment
+    from privsgp.engine.averaging import FinalModel
     from privsgp.graph import Graph
     from privsgp.runs.config import Config
     from privsgp.runs.resolve import Resolved
@@ -114,7 +114,7 @@ def _final_model(config: Config, faults: Faults | None) -> FinalModel:
             f"algorithm.average = {a.average!r} and algorithm.final_mixing = {a.final_mixing} with simulated faults",
             "leave them out: nodes that leave or fall behind have no common average",
         )
-    return FinalModel(a.average, a.average_share or FinalModel.share, a.final_mixing)
+    return a.final_model
 
 
 def make_clock(config: Config, network: Graph, message_bytes: int) -> Waiting | Events:

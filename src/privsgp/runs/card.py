@@ -71,6 +71,7 @@ class Card(BaseModel):
     images: ImageOptions | None = None
     fields: Parts | None = None
     class_names: list[str] | None = None
+    class_weights: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
     privacy: dict[str, Any]
 
     @model_validator(mode="after")
@@ -95,6 +96,7 @@ def card(config: Config, problem: Problem) -> dict[str, Any]:
         "text": None if d.text is None else d.text.model_dump(),
         "images": None if d.images is None else d.images.model_dump(),
         "fields": None if fields is None else dataclasses.asdict(fields),
+        "class_weights": None if problem.class_weights is None else list(problem.class_weights),
     }
     return {
         "version": VERSION,
@@ -186,6 +188,11 @@ def _shapes(told: dict[str, Any]) -> list[str]:
     lines += [f"features before the model: {through}"] if through != "none" else []
     lines += ["a row of a table, by the public schema that the model's file carries"] if told["schema_text"] else []
     lines += [f"classes: {', '.join(names)}"] if names else []
+    if weights := told.get("class_weights"):
+        ratio = " : ".join(f"{weight:g}" for weight in weights)
+        lines += [
+            f"classes were weighed {ratio} in training; probabilities are corrected for it, predicted classes are not"
+        ]
     return [*lines, f"network: {told['model']['name']}"]
 
 

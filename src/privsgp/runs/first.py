@@ -48,6 +48,7 @@ name = "privsgp-sag"        # "auto" tries several
 batch = "auto"
 steps = "auto"              # the planner chooses, on made-up data
 step_size = "auto"
+average = "tail"            # the model is the mean over the last half of the steps, which has less noise
 weights = "samples"         # a site counts as much as it has records; or "equal", or "noise": by what it may spend too
 """
 

@@ -56,6 +56,7 @@ class Problem:
     encoder: nn.Module | None = None
     measure: Callable[[Tensor, Tensor], dict[str, Any]] | None = None
     loss_name: str | None = None  # None: a loss of the user's own
+    class_weights: tuple[float, ...] | None = None  # of that loss
     raw_shape: tuple[int, ...] | None = None  # of a sample before the encoder
     fields: Fields | None = None  # of a sample that is several inputs
     known: Hashes | None = None  # of samples before the encoder
@@ -191,7 +192,8 @@ def assembled(
     refuse_counted(config, dataset)
     model, encoder = first_model(config, dataset.x.shape[1:], dataset.y.shape[1:], dataset.classes)
     name = config.model.loss
-    loss, correct, measure = models.per_sample(name), models.correct(name), Measure(name, dataset.classes)
+    unit = (0.0, 1.0) if config.data.schema is None else config.data.schema.unit
+    loss, correct, measure = models.per_sample(name), models.correct(name), Measure(name, dataset.classes, unit=unit)
     return Problem(dataset, parts, model, loss, correct, block, sizes, encoder, measure, loss_name=name)
 
 

@@ -8,6 +8,7 @@ post-processing, and costs no privacy. Nothing is unpickled. The one exception i
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import math
 from dataclasses import dataclass, field
@@ -24,15 +25,16 @@ from privsgp import devices, models
 from privsgp import features as maps
 from privsgp import metrics as measures
 from privsgp.data.samples import is_dataset, pair, plain
+from privsgp.data.tables import as_number
 from privsgp.engine.folder import read_metrics
-from privsgp.engine.formats import Summary
+from privsgp.engine.formats import Calibrated, Summary
 from privsgp.errors import Refused
 from privsgp.features.maps import make_encoder
-from privsgp.files import read_json
+from privsgp.files import read_json, write_json
 from privsgp.gradients import Layout
 from privsgp.runs import card as cards
 from privsgp.runs import charts, views
-from privsgp.runs.rows import checked, encoded_rows, fields_of, labelled_rows, labels, refuse_records
+from privsgp.runs.rows import checked, encoded_rows, fields_of, labelled_rows, labels, refuse_records, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     Samples = Any  # arrays, one or several, tensors, a data frame, a torch Dataset, or the path of a file
 
 _CHUNK = 256
+CALIBRATION = "calibration.json"
 MARK = "privsgp_run"  # the attribute of a module that names the run which it comes from
 
 
@@ -79,14 +82,14 @@ class Result:
             return torch.cat([still(part.to(first.device, kind)).cpu() for part in torch.split(rows, _CHUNK)])
 
     def predict(self, x: Samples) -> NDArray[Any]:
-        """Return the class of each sample, or its predicted values; of a loss of one's own the outputs."""
+        """Return the class of each sample, or its values in the table's unit; of a loss of one's own the outputs."""
         outputs, loss = self.outputs(x), self.card["loss"]
-        if loss == "mse" and not self.card["target_shape"]:
-            return outputs[:, 0].numpy()
-        if loss in ("mse", None):
+        if loss == "mse":
+            values = measures.in_unit(outputs, unit_of(self.card))
+            return (values if self.card["target_shape"] else values[:, 0]).numpy()
+        if loss is None:
             return outputs.numpy()
-        classes: NDArray[Any] = self._probabilities(outputs).argmax(1)
-        return classes
+        return self.calibration.classes(self._probabilities(outputs))
 
     def predict_proba(self, x: Samples) -> NDArray[np.float64]:
         """Return a probability for each class [N, k]; refused where outputs are no classes."""
@@ -95,14 +98,71 @@ class Result:
         return self._probabilities(self.outputs(x))
 
     def _probabilities(self, outputs: Tensor) -> NDArray[np.float64]:
-        return measures.probabilities(outputs.double().numpy(), self.card["loss"])
+        return self.calibration.probabilities(outputs.double().numpy(), self.card["loss"])
+
+    @functools.cached_property
+    def calibration(self) -> measures.Calibration:
+        """How outputs become probabilities and classes: by the weights of classes, and by calibration.json."""
+        path, weights = self.folder / CALIBRATION, self.card.get("class_weights")
+        found = read_json(path, Calibrated) if path.exists() else Calibrated().model_dump()
+        known = {key: found[key] for key in ("slope", "shift", "threshold")}
+        return measures.Calibration(None if weights is None else tuple(weights), **known)
+
+    def calibrate(
+        self, data: tuple[Samples, ArrayLike] | Samples, threshold_for: str = "", *, fit: bool = True
+    ) -> None:
+        """Fit probabilities, or choose a threshold, on public data; calibration.json of the run's folder keeps them.
+
+        Two classes get a shift and a slope (Platt), more of them a slope (temperature).
+
+        Args:
+            data: Public samples with targets, as for `evaluate`.
+            threshold_for: "sensitivity=0.9" or "specificity=0.9", for two classes; "" for none.
+            fit: Whether to fit probabilities; else only the threshold is chosen.
+
+        Raises:
+            Refused: If the samples are records of a private run that the budget book knows, or cannot be fitted.
+
+        """
+        if self.card["loss"] not in ("cross-entropy", "binary"):
+            raise Refused("calibration of a model without classes", "take a model of classes")
+        x, given = self._measured(data, every=True)
+        outputs, y = self.outputs(x).double().numpy(), labels(given, self.card)
+        made = dataclasses.replace(self.calibration, threshold=None)
+        if fit:
+            made = dataclasses.replace(made, slope=1.0, shift=0.0)
+            p = made.probabilities(outputs, self.card["loss"])
+            shift, slope = 0.0, measures.temperature(p, y) if p.shape[1] > 2 else None
+            if p.shape[1] == 2 and (best := measures.platt(p[:, 1], y)) is not None:
+                shift, slope = best
+            if slope is None:
+                raise Refused("these samples have no finite calibration", "take more public samples, of all classes")
+            made = dataclasses.replace(made, slope=slope, shift=shift)
+        if threshold_for:
+            aim, _, least = threshold_for.partition("=")
+            share = as_number(least)
+            classes = self.card["classes"]
+            if aim not in ("sensitivity", "specificity") or share is None or not 0 < share <= 1 or classes != 2:
+                raise Refused(
+                    f"threshold for {threshold_for!r}, {classes} classes", "take sensitivity=0.9, of two classes"
+                )
+            if not (y == (aim == "sensitivity")).any():
+                raise Refused(f"no sample decides the {aim}", "take public samples of both classes")
+            p = made.probabilities(outputs, self.card["loss"])
+            made = dataclasses.replace(made, threshold=measures.threshold_for(p[:, 1], y, aim, share))
+        told = {"version": 1, "samples": len(y), "slope": made.slope, "shift": made.shift}
+        write_json(
+            self.folder / CALIBRATION, told | {"threshold": made.threshold, "threshold_for": threshold_for or None}
+        )
+        self.__dict__.pop("calibration", None)
 
     def evaluate(
         self, data: tuple[Samples, ArrayLike] | Samples, metrics: Mapping[str, Metric] | None = None
     ) -> dict[str, Any]:
         """Return metrics on samples and their targets, by the names of summary.json; nothing is written.
 
-        `data` is (x, y), a torch `Dataset` of such pairs, or the path of a file as the run had them.
+        `data` is (x, y), a torch `Dataset` of such pairs, or the path of a file as the run had them. Targets that are
+        numbers are in the unit of `predict(x)`.
 
         Guarantee: none. No ε covers a metric: show it only to those who may see the records it was computed on. Samples
         that a private run was trained on are refused where its private/ is here: choosing settings by metrics on them
@@ -113,19 +173,25 @@ class Result:
         outputs, targets = self.outputs(x), torch.from_numpy(labels(y, self.card))
         if len(outputs) != len(targets):
             raise Refused(f"{len(outputs)} samples and {len(targets)} targets", "give one target to each sample")
-        return measures.Measure(self.card["loss"], self.card["classes"], own=metrics or {})(outputs, targets)
+        if self.card["loss"] == "mse":
+            outputs = measures.in_unit(outputs, unit_of(self.card))
+        measure = measures.Measure(
+            self.card["loss"], self.card["classes"], own=metrics or {}, calibration=self.calibration
+        )
+        return measure(outputs, targets)
 
-    def _measured(self, data: Any) -> tuple[Any, Any]:  # noqa: ANN401 - whatever was brought
-        """Return samples and targets; refuse records that a private run was trained on."""
+    def _measured(self, data: Any, *, every: bool = False) -> tuple[Any, Any]:  # noqa: ANN401 - any
+        """Return samples and targets; refuse records of this private run, or of `every` one."""
         if isinstance(data, str | Path):
             what, (x, y) = str(data), labelled_rows(Path(data), self.card)
+            y = measures.in_unit(torch.from_numpy(y), unit_of(self.card)).numpy()
         elif is_dataset(data):
             what, (x, y) = "data", pair(data)[:2]
         elif isinstance(data, tuple | list) and len(data) == 2:
             what, x, y = "data", data[0], plain(data[1], "y")
         else:
             raise Refused(f"data is a {type(data).__name__}", "give (x, y), a torch Dataset, or the path of a file")
-        refuse_records(self.folder, what, self.card, checked(x, self.card))
+        refuse_records(self.folder, what, self.card, checked(x, self.card), every=every)
         return x, y
 
     @property

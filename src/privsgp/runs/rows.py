@@ -94,18 +94,24 @@ def schema_of(card: dict[str, Any]) -> schemas.Schema:
         raise Refused(f"the model's schema is not TOML: {error}", "put a copy of the model back") from error
 
 
-def refuse_records(run: Path, what: str, card: dict[str, Any], x: NDArray[Any]) -> None:
+def unit_of(card: dict[str, Any]) -> tuple[float, float]:
+    """Return the (centre, scale) of the targets of a regression; (0, 1) if they are as the user gave them."""
+    return (0.0, 1.0) if card.get("schema_text") is None else schema_of(card).unit
+
+
+def refuse_records(run: Path, what: str, card: dict[str, Any], x: NDArray[Any], *, every: bool = False) -> None:
     """Refuse samples that a private run was trained on: what is measured on them no ε covers.
 
     Guarantee: samples half of which are those of a node here, or of all nodes here together, whatever file and order
-    they are in, are refused (`same_records.in_common`).
+    they are in, are refused (`same_records.in_common`). With `every`, this holds for all private runs in the book.
     Assumes: this user's budget book knows the run; anybody else has none of its records.
     """
     book = Book()
     found = book.keyed(hashes(x, tokens=isinstance(card.get("vocabulary"), int)))[:, 0]
-    if in_common(found, [own[:, 0] for sets in book.sets_of({Folder(run).run or ""}).values() for own in sets]):
+    known = book.sets_of(None if every else {Folder(run).run or ""})
+    if in_common(found, [own[:, 0] for sets in known.values() for own in sets]):
         raise Refused(
-            f"{what}: records that {run} was trained on, and metrics on them no ε covers",
+            f"{what}: records that {'a private run' if every else run} was trained on, and metrics on them no ε covers",
             "take public data, or records that nobody trained on",
         )
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 Rows = list[tuple[str, str]]
 LABELS = {
     "accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "f1": "F1", "auc": "AUC",
-    "log_loss": "log loss", "brier": "Brier score", "calibration_error": "calibration error", "r2": "R²",
+    "log_loss": "log loss", "brier": "Brier score", "calibration_error": "calibration error",
+    "calibration_in_the_large": "calibration in the large", "calibration_slope": "calibration slope", "r2": "R²",
     "mae": "mean absolute error", "rmse": "RMSE", "worst_node_accuracy": "worst site's model", "test_loss": "test loss",
     "train_loss": "training loss", "consensus_error": "consensus error",
 }  # fmt: skip
@@ -271,7 +272,8 @@ def metric_rows(found: Mapping[str, Any]) -> Rows:
         # a guess that knows the classes' shares is calibrated: nothing to compare
         beside = None if name == "calibration_error" else base.get(name)
         guessed = "" if beside is None else f" (a guess: {metrics.shown(name, beside)})"
-        if known.get(name) is not None and not (name == "test_loss" and known.get("log_loss")):
+        again = name == "test_loss" and (known.get("log_loss") or known.get("rmse"))  # the same on another scale
+        if known.get(name) is not None and not again:
             rows.append((label, metrics.shown(name, known[name]) + guessed))
     rows += [(name, metrics.shown("", value)) for name, value in own.items()]
     return rows + [("note", line) for line in found.get(metrics.DULL) or ()]

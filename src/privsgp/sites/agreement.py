@@ -10,27 +10,24 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import math
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from pydantic import Field
 
 from privsgp import __version__, devices, features
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
-from privsgp.files import parsed, read_bytes, replace
+from privsgp.files import parsed
 from privsgp.gradients import Layout
 from privsgp.graph.assumptions import HORIZON
-from privsgp.options import Count, Options, Positive, option
 from privsgp.runs import config as configs
 from privsgp.runs.budgets import per_node, with_scale
 from privsgp.runs.build import build_run
 from privsgp.runs.problem import assembled, first_model, weights_digest
 from privsgp.runs.resolve import make_graph, resolve
 from privsgp.sites.canonical import canonical, digest
-from privsgp.sites.identity import Card, Hex
+from privsgp.sites.study import FORMAT, VERSION, Study, StudyFile, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -42,112 +39,31 @@ if TYPE_CHECKING:
     from privsgp.engine.spec import RunSpec
     from privsgp.graph import Graph
     from privsgp.runs.config import Config
-    from privsgp.sites.identity import Site
+    from privsgp.sites.identity import Card
+    from privsgp.sites.study import Limits
 
     Fault = tuple[bool, str, str]  # whether it is there, what is wrong, and what to do
 
-FORMAT, VERSION = "privsgp-study", 1
 ALLOWED = ("privsgp", "privsgp-vr", "privsgp-sag", "sgp")
 FEATURES = ("none", "scattering")
 _MOST_FEATURES = 4096  # of filters, of directions, …: what is made before it can be compared with a size
-_LONGEST = 2**22
 _CLOSE = 1e-6  # by which noise that two sites computed may differ
-_Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 
 
-_Variance = Annotated[float, Field(gt=0, le=1e100, allow_inf_nan=False)]
-_Seconds = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
-
-
-class Limits(Options):
-    """What sites expect of each other while a run goes on."""
-
-    deadline: _Seconds = option(10.0, "seconds that the messages of a step are waited for")
-    staleness: Count = option(64, "steps after which a silent link's next message is waited for, however long")
-    fewest: Count = option(2, "sites that must be there for steps to be taken, oneself included")
-    transfer: _Seconds = option(120.0, "seconds that one message may take")
-    max_update: Positive | None = option(
-        None, "steps, as long as γ (C + σ √d), that the model in a message may be away from the receiver's; None: any"
-    )
-
-
-class _Shape(Options):
-    shape: list[Annotated[int, Field(ge=1)]]
-    target: list[Annotated[int, Field(ge=1)]]
-    classes: int | None
-
-
-class _Model(Options):
-    weights: Annotated[int, Field(ge=1, le=2**34)]
-    x0: Hex
-    features: Hex | None  # the map that samples go through first
-
-
-class _Shared(Options):
-    """What noise that pairs of sites share is made of: variances, each node's own and that of a pair."""
-
-    own: list[_Variance]
-    pair: _Variance
-
-
-class StudyFile(Options):
-    """What a *.study file must look like."""
-
-    format: str
-    version: int
-    release: str
-    name: Annotated[str, Field(pattern=r"^\w[\w.-]{0,63}$")]
-    created: _Time
-    expires: _Time
-    config: dict[str, Any]
-    roster: Annotated[list[Card], Field(min_length=2, max_length=1024)]
-    graph: Hex
-    sample: _Shape
-    model: _Model
-    steps: Annotated[int, Field(ge=1)]
-    samples: list[Annotated[int, Field(ge=1)]]
-    epsilon: list[float | None]
-    delta: list[float]
-    sigma: list[float]
-    shared_noise: _Shared | None
-    limits: Limits
-    relay: Card | None
-
-
-@dataclass(frozen=True)
-class Agreement:
+class Agreement(Study):
     """A study that was read and is consistent in itself."""
 
-    values: dict[str, Any]
-    roster: tuple[Card, ...]
-    config: Config
-
     @classmethod
-    def read(cls, path: Path) -> Agreement:
-        """Read a study file; refuse one that no proposer of this release can have written."""
-        try:
-            text = read_bytes(path, _LONGEST)
-        except OSError as error:
-            raise Refused(f"cannot read {path}: {error.strerror}", "name a *.study file") from error
-        values = parsed(text, StudyFile, str(path))
-        if canonical(values) != text.rstrip(b"\n"):
-            raise Refused(
-                f"{path} is not in canonical form", "use the file as it was proposed: its hash is the run's id"
-            )
-        return cls.of(values, str(path))
-
-    @classmethod
-    def of(cls, values: dict[str, Any], where: str) -> Agreement:
+    def of(cls, values: dict[str, Any], where: str) -> Self:
         """Return the agreement that these values are."""
-        for key, expected in (("format", FORMAT), ("version", VERSION), ("release", __version__)):
-            if values[key] != expected:
-                raise Refused(
-                    f"{where}: {key} = {values[key]!r}, and this is {expected!r}", "all sites need one release"
-                )
-        roster = tuple(Card.of(card, f"{where}, roster[{at}]") for at, card in enumerate(values["roster"]))
-        agreement = cls(values, roster, configs.parse(values["config"]))
+        agreement = super().of(values, where)
         _refuse(agreement._faults(), f"{where}: ")
         return agreement
+
+    @cached_property
+    def config(self) -> Config:
+        """The configuration that all sites share."""
+        return configs.parse(self.values["config"])
 
     def _faults(self) -> Iterator[Fault]:
         """Yield what does not hold together in the values, one after the other: a later one may need an earlier one."""
@@ -168,8 +84,6 @@ class Agreement:
         shared = v["shared_noise"]
         is_other = (shared is not None) != c.pairwise or (shared is not None and len(shared["own"]) != n)
         yield is_other, "shared_noise is not of its configuration", ask
-        for key in ("created", "expires"):
-            yield not _is_time(v[key]), f"{key} = {v[key]!r}, which is no time", ask
         yield from _algorithm_faults(c)
         yield from self._limit_faults()
 
@@ -187,46 +101,6 @@ class Agreement:
             yield self.is_relayed(link) and self.relay is None, what, remedy
         is_closed = self.relay is not None and self.relay.address is None
         yield is_closed, f"{self.values['relay']} as a relay, which nobody can dial", "a relay needs an --address"
-
-    def is_relayed(self, link: tuple[int, int]) -> bool:
-        """Tell whether neither end of a link can be dialled."""
-        return all(self.roster[end].address is None for end in link)
-
-    @cached_property
-    def relay(self) -> Card | None:
-        """Who carries messages between sites that cannot be dialled: a member, or another site."""
-        card = self.values["relay"]
-        return None if card is None else Card.of(card, f"{self.values['name']}, relay")
-
-    @property
-    def trusted(self) -> tuple[Card, ...]:
-        """Whose certificates count: the roster's, and the relay's."""
-        known = {card.identity for card in self.roster}
-        return self.roster if self.relay is None or self.relay.identity in known else (*self.roster, self.relay)
-
-    def command(self, card: Card) -> str:
-        """Return the command that has to run at the machine of a card: it is a member's, or that of a rented relay."""
-        return "join" if card.identity in [one.identity for one in self.roster] else "relay"
-
-    @cached_property
-    def run(self) -> str:
-        """The hash of the agreement, which is the run's id."""
-        return digest(self.values)
-
-    @property
-    def name(self) -> str:
-        """What people call it."""
-        return str(self.values["name"])
-
-    @property
-    def weights(self) -> int:
-        """d, the number of weights."""
-        return int(self.values["model"]["weights"])
-
-    @property
-    def message_bytes(self) -> int:
-        """The exact length of a message's body: the running sums of x and w in float64."""
-        return 8 * (self.weights + 1)
 
     def share(self, k: int, link: tuple[int, int]) -> float:
         """Return the share that a link carries at step k."""
@@ -266,24 +140,9 @@ class Agreement:
         return self.config.algorithm.name
 
     @property
-    def epsilon(self) -> list[float | None]:
-        """ε_i of each site; None where noise is fixed by hand, or there is none."""
-        return list(self.values["epsilon"])
-
-    @property
     def honest(self) -> int | None:
         """How many sites have to be honest for ε to hold, oneself included, where noise is shared."""
         return self.config.honest if self.config.pairwise else None
-
-    @property
-    def delta(self) -> list[float]:
-        """δ_i of each site."""
-        return list(self.values["delta"])
-
-    @cached_property
-    def limits(self) -> Limits:
-        """What sites expect of each other."""
-        return Limits.model_validate(self.values["limits"])
 
     @cached_property
     def graph(self) -> Graph:
@@ -299,35 +158,6 @@ class Agreement:
     def rounds(self) -> int:
         """Steps with gradients and, after them, rounds of mixing alone."""
         return self.config.algorithm.steps + self.config.algorithm.final_mixing
-
-    def node(self, site: Site) -> int:
-        """Return which node of the run this site is."""
-        if site.card in self.roster:
-            return self.roster.index(site.card)
-        if site.card.identity in [card.identity for card in self.roster]:
-            raise Refused(
-                f"{self.name} has another card of {site.name} than this home",
-                "send the proposer the card that `privsgp site card` writes now",
-            )
-        raise Refused(f"{site.name} ({site.card.fingerprint}) is not on the roster of {self.name}", "see `agree show`")
-
-    def refuse_expired(self, now: dt.datetime | None = None) -> None:
-        """Refuse to begin after the expiry."""
-        now = now or dt.datetime.now(dt.UTC)
-        if now > _time(self.values["expires"]):
-            raise Refused(f"{self.name} has expired on {self.values['expires']}", "propose a new agreement")
-
-    def sign(self, site: Site) -> str:
-        """Return the site's signature."""
-        return site.sign(b"agreement", self.run.encode()).hex()
-
-    def signed_by(self, node: int, signature: str) -> bool:
-        """Tell whether this is the signature of a node's site."""
-        return self.roster[node].signed(b"agreement", self.run.encode(), signature)
-
-    def write(self, path: Path) -> None:
-        """Write the study file."""
-        replace(path, lambda temporary: temporary.write_bytes(canonical(self.values) + b"\n"))
 
     def spec(self, dataset: Dataset, node: int, device: str = "cpu") -> RunSpec:
         """Make the run of one node again, from its own data; refuse an agreement that says otherwise.
@@ -417,7 +247,7 @@ def propose(
     now = dt.datetime.now(dt.UTC)
     values = {
         "format": FORMAT, "version": VERSION, "release": __version__, "name": name,
-        "created": _text(now), "expires": _text(now + dt.timedelta(days=days)),
+        "created": text_of(now), "expires": text_of(now + dt.timedelta(days=days)),
         "config": config.shared(), "roster": [card.values for card in roster],
         "graph": graph_hash(make_graph(config)), "sample": _shape(dataset), "model": _model(model, encoder),
         "steps": config.algorithm.steps, "samples": list(sizes),
@@ -491,18 +321,3 @@ def graph_hash(graph: Graph) -> str:
 def _model(model: nn.Module, encoder: nn.Module | None) -> dict[str, Any]:
     told = None if encoder is None else features.digest(encoder)
     return {"weights": Layout.of(model).dim, "x0": weights_digest(model), "features": told}
-
-
-def _is_time(text: str) -> bool:
-    try:
-        return bool(_time(text))
-    except ValueError:
-        return False
-
-
-def _text(when: dt.datetime) -> str:
-    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _time(text: str) -> dt.datetime:
-    return dt.datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=dt.UTC)

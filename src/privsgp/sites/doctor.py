@@ -23,7 +23,7 @@ from privsgp.sites.net.causes import cause_of, own_certificate
 from privsgp.sites.net.client import dialled
 from privsgp.sites.net.server import SERVICE
 from privsgp.sites.net.tls import grpc
-from privsgp.sites.run import check_policy, default_out
+from privsgp.sites.run import check_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,7 @@ def examine(site: Site, agreement: Agreement) -> list[Finding]:
 
 
 def _runs(agreement: Agreement) -> set[Path]:
-    return {default_out(agreement).resolve(), *(Path(entry.folder) for entry in Book().entries())}
+    return {agreement.default_folder.resolve(), *(Path(entry.folder) for entry in Book().entries())}
 
 
 def _found(what: str, look: Callable[[Site, Agreement], str], site: Site, agreement: Agreement) -> Finding:

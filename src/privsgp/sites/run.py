@@ -14,7 +14,6 @@ import json
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,6 +58,7 @@ from privsgp.sites.transport import Ended, SitesTransport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from privsgp.accounting.book import Records
     from privsgp.engine.spec import RunSpec
@@ -196,16 +196,11 @@ def _opened(study: Path, home: Path, out: Path | None) -> tuple[Site, Agreement,
     """Return a site, a study and the site's folder of it; refuse a run that the site has left."""
     site, agreement = Site.open(home), Agreement.read(study)
     node = agreement.node(site)
-    folder = Folder(out or default_out(agreement), f"-{node}-{node}")
+    folder = Folder(out or agreement.default_folder, f"-{node}-{node}")
     if folder.run == agreement.run and node in Signatures(folder.path, agreement).read()[1]:
         delete(_pair_key(folder))
         raise Refused(f"{folder.path}: this site has left the run for good", "agree on a new one")
     return site, agreement, folder
-
-
-def default_out(agreement: Agreement) -> Path:
-    """Return where a run lies where nothing is said."""
-    return Path("runs") / f"{agreement.name}-{agreement.run[:8]}"
 
 
 def check_policy(site: Site, agreement: Agreement) -> bool:

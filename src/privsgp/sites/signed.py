@@ -12,10 +12,10 @@ from pydantic import BaseModel, Field, ValidationError
 from privsgp.errors import Refused
 from privsgp.files import parsed, read_bytes, write_json
 from privsgp.outside import fault
-from privsgp.sites.agreement import StudyFile
 from privsgp.sites.canonical import digest
 from privsgp.sites.identity import Card
 from privsgp.sites.protocol.gossip import Goodbye
+from privsgp.sites.study import StudyFile
 
 if TYPE_CHECKING:
     from pathlib import Path

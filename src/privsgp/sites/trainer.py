@@ -3,7 +3,7 @@
 A commit is a checkpoint in the middle of a step: x^{k+½} with its noise, w, the sums of all links, and what the
 algorithm remembers; of a table where it is, in a journal of what each step changed (journal.py).
 After a crash the same messages go out again, from the commit: no fresh noise, no second charge. What was computed and
-not committed was not sent, and is made again (privacy.md, "Crashes").
+not committed was not sent, and is made again (docs/proofs/recovery.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from privsgp.engine.drive import RunDriver
 from privsgp.engine.trainer import Trainer
 from privsgp.files import sync_names
 from privsgp.sites.journal import Journal
-from privsgp.transport.checks import refuse_wild
+from privsgp.transport.protocol import refuse_wild
 
 if TYPE_CHECKING:
     from collections.abc import Callable

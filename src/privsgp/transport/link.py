@@ -5,8 +5,8 @@ arrived, both in float64. A message is s; who gets it adds s − g and sets g = 
 that were lost, one that comes twice adds nothing, and one that is older than the newest is ignored: what was received
 plus what is on its way, s − g, is always what was sent.
 
-Both ends are kept for many links at once, one row each; the arithmetic of a row is that of a link alone. Of one link
-with a large message, `grown` and `gathered` do the same in parts that stay in the processor's cache.
+`grown` is the sender's end and `gathered` the receiver's, in parts that stay in the processor's cache. A simulation has
+all links in one tensor (`lossy.py`).
 """
 
 from __future__ import annotations
@@ -15,67 +15,21 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
-    from torch import Tensor
 
-    Rows = Sequence[int] | NDArray[np.int64]
     Sums = NDArray[np.float64]
 
 _PART = 1 << 13  # numbers that are computed on at a time: of more, BLAS gives an inner product to several threads
 
 
-class Outgoing:
-    """The sender's ends of links: the running sum of each, as it was after each of the last `kept` steps.
-
-    A network that delivers late asks for older sums; over a real one the messages themselves are on their way.
-    """
-
-    def __init__(self, links: int, width: int, *, kept: int = 1, device: torch.device | None = None) -> None:
-        self.sums = torch.zeros(kept, links, width, dtype=torch.float64, device=device)
-
-    def send(self, k: int, links: Rows, shares: Tensor) -> None:
-        """Add what goes over some of the links at step k; each link occurs once. Steps come one after the other."""
-        now = self.sums[k % len(self.sums)]
-        if len(self.sums) > 1:
-            now.copy_(self.sums[k % len(self.sums) - 1])
-        now.index_add_(0, torch.as_tensor(links, device=now.device), shares)
-
-    def message(self, k: int, links: Rows) -> Tensor:
-        """Return what travels over some of the links at step k: all that was ever sent over each, [links, width]."""
-        return self.sums[k % len(self.sums), links]
-
-
-class Incoming:
-    """The receiver's ends of links: the sum that has arrived over each, and the step of the newest message."""
-
-    def __init__(self, links: int, width: int, *, device: torch.device | None = None) -> None:
-        self.arrived = torch.zeros(links, width, dtype=torch.float64, device=device)
-        self.newest = torch.full((links,), -1)
-
-    def is_news(self, step: int, links: Rows) -> NDArray[np.bool_]:
-        """Tell of which links a message of this step is newer than all that have arrived."""
-        return self.newest.numpy()[links] < step
-
-    def receive(self, step: int, links: Rows, messages: Tensor) -> Tensor:
-        """Return what messages that were sent at `step` bring, [links, width]: nothing new where they are old."""
-        newer = torch.from_numpy(self.is_news(step, links)).to(messages.device)
-        before = self.arrived[links[0] : links[0] + 1] if len(links) == 1 else self.arrived[links]  # one: not copied
-        now = messages if bool(newer.all()) else torch.where(newer[:, None], messages, before)
-        news = now - before
-        self.arrived[links] = now
-        self.newest[links] = self.newest[links].clamp(min=step)
-        return news
-
-
 def grown(before: Sums, x: NDArray[np.floating], w: float, share: float) -> Sums:
     """Return a link's running sums after a step: those before it, and a share of its x and w.
 
-    Guarantee: operation for operation what `Outgoing.send` does, so that both ends come to the same bytes.
+    Guarantee: operation for operation what `lossy.py` does, so that both come to the same bytes.
     """
     after = np.empty(len(x) + 1)
     for part in parts(len(x)):
@@ -103,7 +57,7 @@ def gathered(
 
     Each message is measured while its numbers are in the processor's cache.
 
-    Guarantee: operation for operation what adding `Incoming.receive` to the share does, one message after the other.
+    Guarantee: operation for operation what `lossy.py` does, one message after the other.
     """
     mixed, total = np.empty_like(x), w * kept
     weights = [float(now[-1] - before[-1]) for now, before in taken]

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from privsgp.errors import Refused
 from privsgp.graph.assumptions import HORIZON, union
-from privsgp.transport.link import Incoming, Outgoing
 from privsgp.transport.protocol import Transport
 
 if TYPE_CHECKING:
@@ -57,17 +56,19 @@ class LossyNetwork(Transport):
         self.links = np.array([j * graph.nodes + i for j, i in graph.links()], np.int64)
         links, width = len(self.links), like.shape[1] + 1
         self.message_bytes = width * torch.float64.itemsize
-        self.outgoing = Outgoing(links, width, kept=faults.delay + 1, device=like.device)
-        self.incoming = Incoming(links, width, device=like.device)
+        # of each link the sums s after each of the last steps, g, and the step of the newest message that arrived
+        self.sums = torch.zeros(faults.delay + 1, links, width, dtype=torch.float64, device=like.device)
+        self.arrived = torch.zeros(links, width, dtype=torch.float64, device=like.device)
+        self.newest = torch.full((links,), -1)
         self.held = _joined(like, like.new_ones(len(like)))
         self.counts = torch.zeros(4, dtype=torch.int64)  # sent, lost, late, waited for
         self._recent: dict[int, _Sent] = {}
 
     def restart(self, x: Tensor, w: Tensor) -> None:
         """Begin anew: the nodes hold x and w, and nothing was ever sent."""
-        for sums in (self.outgoing.sums, self.incoming.arrived, self.counts):
+        for sums in (self.sums, self.arrived, self.counts):
             sums.zero_()
-        self.incoming.newest.fill_(-1)
+        self.newest.fill_(-1)
         self.held = _joined(x, w)
 
     def mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,7 +80,8 @@ class LossyNetwork(Transport):
         rows[left] = 0
         sent = self._sent(k)
         shares = torch.tensor(sent.share, device=self.device)[:, None]
-        self.outgoing.send(k, sent.link, rows[sent.source] * shares)
+        now, before = self.sums[k % len(self.sums)], self.sums[(k - 1) % len(self.sums)]
+        now.copy_(before).index_add_(0, torch.tensor(sent.link, device=self.device), rows[sent.source] * shares)
         given = np.bincount(sent.source, sent.share, self.graph.nodes)
         mixed = rows * torch.tensor(1 - given, device=self.device)[:, None]
         self._receive(k, mixed)
@@ -94,8 +96,8 @@ class LossyNetwork(Transport):
 
     def arrays(self) -> dict[str, Tensor]:
         """Return what a checkpoint must hold besides x and w."""
-        sums, arrived, newest = self.outgoing.sums, self.incoming.arrived, self.incoming.newest
-        return {"sums": sums, "arrived": arrived, "stamp": newest, "held": self.held, "counts": self.counts}
+        links = {"sums": self.sums, "arrived": self.arrived, "stamp": self.newest}
+        return links | {"held": self.held, "counts": self.counts}
 
     def report(self) -> dict[str, Any]:
         """Return what happened, in words and numbers."""
@@ -130,18 +132,20 @@ class LossyNetwork(Transport):
         for step in range(max(0, k - self.faults.delay), k + 1):
             sent = self._sent(step)
             comes = ~sent.lost & (sent.arrives == k)
+            newest = self.newest.numpy()[sent.link]
             if step == k:  # a link that was silent for too long is waited for
-                waited = self.incoming.is_news(k - self.faults.staleness, sent.link)
+                waited = newest < k - self.faults.staleness
                 self.counts[3] += int(np.count_nonzero(waited & ~comes))
                 comes |= waited
-            comes &= self.incoming.is_news(step, sent.link)
+            comes &= newest < step
             comes &= ~np.isin(sent.target, [*down, *self.faults.left(k)])
             self._arrive(step, sent.link[comes], sent.target[comes], mixed)
 
     def _arrive(self, step: int, link: NDArray[np.int64], node: NDArray[np.int64], rows: Tensor) -> None:
         """Give nodes what is new in the messages of a step."""
-        news = self.incoming.receive(step, link, self.outgoing.message(step, link))
-        rows.index_add_(0, torch.tensor(node, device=self.device), news)
+        message = self.sums[step % len(self.sums), link]
+        rows.index_add_(0, torch.tensor(node, device=self.device), message - self.arrived[link])
+        self.arrived[link], self.newest[link] = message, step
 
     def _depart(self, k: int, rows: Tensor) -> None:
         """Settle the links of a node that leaves now: what it had sent arrives, what was sent to it goes back."""

@@ -22,9 +22,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
 from privsgp.devices import device_of
-from privsgp.transport.checks import refuse_wild
 from privsgp.transport.in_process import Round, combined, rounds
-from privsgp.transport.protocol import Transport
+from privsgp.transport.protocol import Transport, refuse_wild
 from privsgp.transport.rendezvous import PeerLost, World, blocks
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ class Table:
 
     Guarantee: an entry is then scale · (its rounded factors), and that *is* the sample's gradient: it enters the
     estimator, and the mean moves by stored-new minus stored-old. The scale is the clip's factor for the rounded
-    gradient, so it stays in the ball of radius G (privacy.md, "Clipping").
+    gradient, so it stays in the ball of radius G (docs/proofs/rounding.md).
 
     Assumes: gradients are `prepared` before they are clipped; others are not taken where there is a scale.
     """

@@ -245,6 +245,13 @@ class Gossip(PeerTable):
             if known != [len(self.signatures), len(self.left), len(self.pair_keys)]:
                 self.keep(self)
 
+    def is_fresh(self) -> bool:
+        """Tell whether this process may judge messages: it has heard a hello lately, and knows of no copy of its site.
+
+        After a copy has continued, honest messages look wrong to this process.
+        """
+        return self.foreign is None and not self.newer and super().is_fresh()
+
     def leave(self, goodbye: Goodbye) -> None:
         """Leave for good."""
         with self.changed:

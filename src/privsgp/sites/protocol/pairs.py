@@ -126,7 +126,7 @@ class PairKeys:
 class _SitePairStreams(PairStreams):
     """The normals of a site's pairs: the same in every life of its process, for steps that were not committed yet.
 
-    Guarantee: of a committed step none is handed out, nor of another attempt than the first: partners know of no other.
+    Guarantee: of a committed step none is handed out.
 
     Assumes: nothing of a step leaves before it is committed (`SiteTrainer`), so that what is drawn again after a crash
     has hidden nothing yet.
@@ -139,18 +139,17 @@ class _SitePairStreams(PairStreams):
         self.committed = -1
         self._pairs, self._secret = pairs, secret
 
-    def fill_normal(self, out: Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
+    def fill_normal(self, out: Tensor, nodes: Sequence[int], step: int) -> None:
         """Fill row r of `out` [m, d] with the standard normals of pair `nodes[r]`."""
-        if attempt or step <= self.committed:
+        if step <= self.committed:
             raise Refused(
-                f"noise of step {step}, attempt {attempt}, that other sites share, and step {self.committed} is "
-                "committed",
+                f"noise of step {step} that other sites share, and step {self.committed} is committed",
                 "what was sent is in its commit: put the run folder back as it was when the run stopped",
             )
         for pair in nodes:
             if str(pair) not in self._keys:
                 self._keys[str(pair)] = self._secret(*self._pairs[pair])
-        super().fill_normal(out, nodes, step, attempt)
+        super().fill_normal(out, nodes, step)
 
     def commit(self, step: int) -> None:
         """Hand out nothing more of steps up to this one."""

@@ -1,0 +1,127 @@
+"""Everything that is wrong or odd with a site's table, for that site alone.
+
+Suggested lines come from the schema. They have no value of a row: the site puts its own words in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from privsgp.data import dialect as dialects
+from privsgp.data import same_records, tables
+from privsgp.data.schema import Category, Number, toml_key
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from privsgp.data.schema import Schema
+
+_OFTEN = 0.2  # the share of a column's values from which on it is odd that they are missing, clipped or "other"
+_ROWS = 20  # in fewer rows whole numbers can all differ by chance
+
+
+class Problem(NamedTuple):
+    """What is wrong, what to do, and the share of rows it concerns; training stops at one that is `refused`."""
+
+    what: str
+    remedy: str
+    share: float = 1.0
+    refused: bool = False
+
+
+class Checked(NamedTuple):
+    """A table that was looked at as a whole. All of it is about private rows."""
+
+    rows: int
+    y: Any
+    counts: dict[str, tables.Count]
+    problems: list[Problem]
+
+
+def check(path: Path, schema: Schema, *, labelled: bool = True) -> Checked:
+    """Return all problems of a site's table, those that training refuses first.
+
+    Args:
+        path: The site's table.
+        schema: The schema that all sites share.
+        labelled: Whether the table has to have the target.
+
+    Raises:
+        Refused: If the file cannot be read as a table.
+
+    """
+    raw, table = tables.both(path)
+    where, there, refused = str(path), table.column_names, list[Problem]()
+
+    def tried(part: Callable[..., Any], *given: Any, **named: Any) -> Any:  # noqa: ANN401 - what the part returns
+        try:
+            return part(table, schema, where, *given, **named)
+        except Refused as refusal:
+            refused.append(Problem(refusal.what, refusal.remedy, refused=True))
+            return None
+
+    if labelled:
+        tried(tables.refuse_drafted)
+    tried(tables.refuse_absent, labelled=labelled)
+    tried(tables.refuse_unknown)
+    found = {name: tried(tables.encode_column, name) for name in schema.encoded if name in there}
+    target = schema.target.column
+    y = tried(tables.encode_target) if labelled and target in there else None
+    counts = {name: one[1] for name, one in (*found.items(), (target, y)) if one is not None}
+    odd = [*_counted(table, schema, counts), *_named(raw, schema, path)]
+    return Checked(
+        table.num_rows, None if y is None else y[0], counts, refused + sorted(odd, key=lambda one: -one.share)
+    )
+
+
+def _counted(table: Any, schema: Schema, counts: dict[str, tables.Count]) -> Iterator[Problem]:  # noqa: ANN401 - Arrow's
+    """Yield columns of which many values do not fit, and numbers that look like names of rows."""
+    rows = table.num_rows
+    for name, count in counts.items():
+        column = schema.encoded.get(name)
+        ignored = f'{toml_key(name)} = {{ type = "ignored" }}'
+        remedies = {
+            "missing": f"if most sites lack it, agree in the schema on: {ignored}",
+            "clipped": "if it is in another unit here, convert it; else agree on a range that all sites' values are in",
+            "other": f"write in the dialect: {tables.word_line(name, column.values[0])}"
+            if isinstance(column, Category)
+            else "",
+        }
+        for what, number in count.items():
+            if number > _OFTEN * rows:
+                said = f"column {name!r}: {number:,} of {rows:,} values are {tables.COUNTED[what]}"
+                yield Problem(said, remedies[what], number / rows)
+        if isinstance(column, Number) and rows >= _ROWS:
+            numbers, missing = tables.Values(table.column(name), schema, name, "number").numbers()
+            if not missing.any() and (numbers == np.rint(numbers)).all() and len(np.unique(numbers)) == rows:
+                yield Problem(
+                    f"column {name!r}: {rows:,} different whole numbers. It may name rows, and be no feature",
+                    f"if it does, agree in the schema on: {ignored}",
+                )
+
+
+def _named(raw: Any, schema: Schema, path: Path) -> Iterator[Problem]:  # noqa: ANN401 - Arrow's
+    """Yield rows that are there twice, and columns that name rows, if several rows have the same name."""
+    rows, dialect = raw.num_rows, dialects.of(path)
+    hashes = same_records.cells(raw)
+    again = rows - len(np.unique(np.sum(list(hashes.values()), axis=0, dtype=np.uint64)))
+    if again and any(isinstance(column, Number) for column in schema.encoded.values()):
+        yield Problem(f"{again:,} rows repeat another row", "delete them if it is the same record", again / rows)
+    used = {schema.target.column, *schema.encoded, *(() if dialect is None else dialect.columns)}
+    for name in (name for name in raw.column_names if name not in used):
+        column = raw.column(name)
+        several = rows - len(column.unique())
+        if (
+            column.null_count == 0
+            and 0 < several < rows / 2
+            and str(column.type) in ("string", "large_string", "int64")
+        ):
+            yield Problem(
+                f"column {name!r}: {rows:,} rows have {rows - several:,} names",
+                "keep one row for each person: ε is for a row, and a person's rows add up",
+                several / rows,
+            )

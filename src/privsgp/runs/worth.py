@@ -1,0 +1,122 @@
+"""Was it worth it? Compare the joint model with a model of one site's own records, on that site's held-out records.
+
+All of it stays at the site: no ε covers these numbers, and the model of the site's own records has no noise.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from privsgp import metrics as measures
+from privsgp.accounting.book import Book
+from privsgp.data import tables
+from privsgp.data.same_records import hashes
+from privsgp.engine.folder import Folder
+from privsgp.errors import Refused
+from privsgp.files import write_private
+from privsgp.runs.rows import labelled_rows, schema_of, unit_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from privsgp.data.same_records import Hashes
+    from privsgp.runs.result import Result
+
+NAME = "worth.json"
+_SHOWN = ("log_loss", "brier", "auc", "accuracy", "balanced_accuracy", "rmse", "mae", "r2")
+
+
+def compare(result: Result, held_out: Path, own: Path) -> dict[str, Any]:
+    """Return metrics of both models on a site's held-out records, and the answer; private/worth.json keeps them.
+
+    The other model is scikit-learn's logistic or ridge regression on the encoded records.
+
+    Args:
+        result: A finished run.
+        held_out: Records of this site that the run was not trained on.
+        own: The records with which this site took part.
+
+    Raises:
+        Refused: If the run, or the site's own file, has a held-out record.
+
+    """
+    card = result.card
+    if card["loss"] is None:
+        raise Refused("a model with a loss of its own", "compare models of classes or numbers")
+    _refuse_seen(result, held_out, own)
+    (x, y), (x_test, y_test) = labelled_rows(own, card), labelled_rows(held_out, card)
+    alone = _learnt_alone(x.reshape(len(x), -1), y, x_test.reshape(len(x_test), -1), card)
+    joint, unit = result.evaluate(held_out), unit_of(card)
+    kind: measures.Kind = "mse" if card["loss"] == "mse" else "cross-entropy"
+    measured = measures.Measure(kind, card["classes"], unit=unit)(torch.from_numpy(alone), torch.from_numpy(y_test))
+    if kind == "mse":
+        true = measures.in_unit(torch.from_numpy(y_test), unit).numpy()
+        said = measures.in_unit(torch.from_numpy(alone), unit).numpy().reshape(true.shape)
+        gain = np.square(said - true) - np.square(result.predict(x_test) - true)
+    else:
+        at = np.arange(len(y_test)), y_test
+        gain = np.log(np.maximum(result.predict_proba(x_test)[at], 1e-12)) - alone[at]
+    told = {name: {"joint": joint[name], "alone": measured[name]} for name in _SHOWN if name in joint}
+    found = {"held_out": len(y_test), "own": len(y), "metrics": told, "answer": _answer(gain, len(y))}
+    private = result.folder / "private"
+    private.mkdir(mode=0o700, exist_ok=True)
+    write_private(private / NAME, json.dumps(found).encode())
+    return found
+
+
+def _answer(gain: NDArray[np.float64], own: int) -> str:
+    """Return one sentence: which model has the smaller loss, if the held-out records can tell."""
+    mean, error = float(gain.mean()), float(gain.std() / np.sqrt(len(gain)))
+    other = f"a model of this site's {own:,} records alone"
+    if abs(mean) <= 2 * error:
+        return f"{len(gain):,} held-out records cannot tell the joint model from {other}."
+    better = "Taking part was worth it: the joint model predicts better than"
+    worse = "Taking part was not worth it for these records: the joint model predicts worse than"
+    return f"{better if mean > 0 else worse} {other}."
+
+
+def _learnt_alone(
+    x: NDArray[np.float32], y: NDArray[Any], x_test: NDArray[np.float32], card: dict[str, Any]
+) -> NDArray[np.float64]:
+    """Return values, or log p of each class, by a model of these records without noise."""
+    from sklearn.linear_model import LogisticRegression, Ridge
+
+    if card["loss"] == "mse":
+        values: NDArray[np.float64] = Ridge().fit(x, y).predict(x_test).reshape(len(x_test), -1).astype(np.float64)
+        return values
+    if len(np.unique(y)) < 2:
+        raise Refused("this site's own records have one class", "nothing can be learnt from them alone")
+    model = LogisticRegression(max_iter=1000).fit(x, y)
+    p = np.full((len(x_test), card["classes"]), 1e-12)
+    p[:, model.classes_] = np.maximum(model.predict_proba(x_test), 1e-12)
+    return np.log(p)
+
+
+def _refuse_seen(result: Result, held_out: Path, own: Path) -> None:
+    """Refuse held-out records that are in the run, by the budget book, or in the site's own file."""
+    book, rows, mine = Book(), _hashes(held_out, result), _hashes(own, result)
+    sets = [one for found in book.sets_of({Folder(result.folder).run or ""}).values() for one in found]
+    if not sets and not result.summary["simulation"]:
+        what = "the budget book does not know the run's records, so held-out records cannot be told from them"
+        raise Refused(what, "compare at the machine and with the user that took part")
+    column = 1 if tables.is_table(held_out.name) else 0  # of a table: rows as they are in the file
+    known = np.isin(book.keyed(rows)[:, 0], np.concatenate([one[:, column] for one in sets])) if sets else np.zeros(1)
+    if count := max(int(known.sum()), int(np.isin(rows, mine).sum())):
+        raise Refused(
+            f"{held_out}: {count:,} of its records are in the run, or in {own}",
+            "hold out records with which this site did not take part",
+        )
+
+
+def _hashes(path: Path, result: Result) -> Hashes:
+    if tables.is_table(path.name):
+        rows = tables.read(path, schema_of(result.card)).rows
+        return np.empty(0, np.uint64) if rows is None else rows[:, 0].copy()
+    x, _ = labelled_rows(path, result.card)
+    return hashes(x, tokens=isinstance(result.card.get("vocabulary"), int))

@@ -1,0 +1,220 @@
+"""What a study file says by itself: who signs, until when, and every number, without computing the run again.
+
+`Agreement` builds on it. This module does without torch, so that privsgp can refuse a study at once.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from pydantic import AfterValidator, Field
+
+from privsgp import __version__
+from privsgp.errors import Refused
+from privsgp.files import parsed, read_bytes, replace
+from privsgp.options import Count, Options, Positive, option
+from privsgp.sites.canonical import canonical, digest
+from privsgp.sites.identity import Card, Hex
+
+if TYPE_CHECKING:
+    from privsgp.sites.identity import Site
+
+FORMAT, VERSION = "privsgp-study", 1
+_LONGEST = 2**22
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
+def text_of(when: dt.datetime) -> str:
+    """Return a time as study files write it."""
+    return when.strftime(_TIME)
+
+
+def _time(text: str) -> dt.datetime:
+    return dt.datetime.strptime(text, _TIME).replace(tzinfo=dt.UTC)
+
+
+_Time = Annotated[
+    str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"), AfterValidator(lambda text: text_of(_time(text)))
+]
+_Variance = Annotated[float, Field(gt=0, le=1e100, allow_inf_nan=False)]
+_Seconds = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+
+
+class Limits(Options):
+    """What sites expect of each other while a run goes on."""
+
+    deadline: _Seconds = option(10.0, "seconds that the messages of a step are waited for")
+    staleness: Count = option(64, "steps after which a silent link's next message is waited for, however long")
+    fewest: Count = option(2, "sites that must be there for steps to be taken, oneself included")
+    transfer: _Seconds = option(120.0, "seconds that one message may take")
+    max_update: Positive | None = option(
+        None, "steps, as long as γ (C + σ √d), that the model in a message may be away from the receiver's; None: any"
+    )
+
+
+class _Shape(Options):
+    shape: list[Annotated[int, Field(ge=1)]]
+    target: list[Annotated[int, Field(ge=1)]]
+    classes: int | None
+
+
+class _Model(Options):
+    weights: Annotated[int, Field(ge=1, le=2**34)]
+    x0: Hex
+    features: Hex | None  # the map that samples go through first
+
+
+class _Shared(Options):
+    """What noise that pairs of sites share is made of: variances, each node's own and that of a pair."""
+
+    own: list[_Variance]
+    pair: _Variance
+
+
+class StudyFile(Options):
+    """What a *.study file must look like."""
+
+    format: str
+    version: int
+    release: str
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]{0,63}$")]
+    created: _Time
+    expires: _Time
+    config: dict[str, Any]
+    roster: Annotated[list[Card], Field(min_length=2, max_length=1024)]
+    graph: Hex
+    sample: _Shape
+    model: _Model
+    steps: Annotated[int, Field(ge=1)]
+    samples: list[Annotated[int, Field(ge=1)]]
+    epsilon: list[float | None]
+    delta: list[float]
+    sigma: list[float]
+    shared_noise: _Shared | None
+    limits: Limits
+    relay: Card | None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study that was read: values of the right shape, and cards that are real."""
+
+    values: dict[str, Any]
+    roster: tuple[Card, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a study file; refuse one that no proposer of this release can have written."""
+        try:
+            text = read_bytes(path, _LONGEST)
+        except OSError as error:
+            raise Refused(f"cannot read {path}: {error.strerror}", "name a *.study file") from error
+        values = parsed(text, StudyFile, str(path))
+        if canonical(values) != text.rstrip(b"\n"):
+            raise Refused(
+                f"{path} is not in canonical form", "use the file as it was proposed: its hash is the run's id"
+            )
+        return cls.of(values, str(path))
+
+    @classmethod
+    def of(cls, values: dict[str, Any], where: str) -> Self:
+        """Return the study that these values are."""
+        for key, expected in (("format", FORMAT), ("version", VERSION), ("release", __version__)):
+            if values[key] != expected:
+                raise Refused(
+                    f"{where}: {key} = {values[key]!r}, and this is {expected!r}", "all sites need one release"
+                )
+        return cls(values, tuple(Card.of(card, f"{where}, roster[{at}]") for at, card in enumerate(values["roster"])))
+
+    def is_relayed(self, link: tuple[int, int]) -> bool:
+        """Tell whether neither end of a link can be dialled."""
+        return all(self.roster[end].address is None for end in link)
+
+    @cached_property
+    def relay(self) -> Card | None:
+        """Who carries messages between sites that cannot be dialled: a member, or another site."""
+        card = self.values["relay"]
+        return None if card is None else Card.of(card, f"{self.values['name']}, relay")
+
+    @property
+    def trusted(self) -> tuple[Card, ...]:
+        """Whose certificates count: the roster's, and the relay's."""
+        known = {card.identity for card in self.roster}
+        return self.roster if self.relay is None or self.relay.identity in known else (*self.roster, self.relay)
+
+    def command(self, card: Card) -> str:
+        """Return the command that has to run at the machine of a card: it is a member's, or that of a rented relay."""
+        return "join" if card.identity in [one.identity for one in self.roster] else "relay"
+
+    @cached_property
+    def run(self) -> str:
+        """The hash of the agreement, which is the run's id."""
+        return digest(self.values)
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return str(self.values["name"])
+
+    @property
+    def weights(self) -> int:
+        """d, the number of weights."""
+        return int(self.values["model"]["weights"])
+
+    @property
+    def message_bytes(self) -> int:
+        """The exact length of a message's body: the running sums of x and w in float64."""
+        return 8 * (self.weights + 1)
+
+    @property
+    def epsilon(self) -> list[float | None]:
+        """ε_i of each site; None where noise is fixed by hand, or there is none."""
+        return list(self.values["epsilon"])
+
+    @property
+    def delta(self) -> list[float]:
+        """δ_i of each site."""
+        return list(self.values["delta"])
+
+    @cached_property
+    def limits(self) -> Limits:
+        """What sites expect of each other."""
+        return Limits.model_validate(self.values["limits"])
+
+    def node(self, site: Site) -> int:
+        """Return which node of the run this site is."""
+        if site.card in self.roster:
+            return self.roster.index(site.card)
+        if site.card.identity in [card.identity for card in self.roster]:
+            raise Refused(
+                f"{self.name} has another card of {site.name} than this home",
+                "send the proposer the card that `privsgp site card` writes now",
+            )
+        raise Refused(f"{site.name} ({site.card.fingerprint}) is not on the roster of {self.name}", "see `agree show`")
+
+    def refuse_expired(self, now: dt.datetime | None = None) -> None:
+        """Refuse to begin after the expiry."""
+        now = now or dt.datetime.now(dt.UTC)
+        if now > _time(self.values["expires"]):
+            raise Refused(f"{self.name} has expired on {self.values['expires']}", "propose a new agreement")
+
+    def sign(self, site: Site) -> str:
+        """Return the site's signature."""
+        return site.sign(b"agreement", self.run.encode()).hex()
+
+    def signed_by(self, node: int, signature: str) -> bool:
+        """Tell whether this is the signature of a node's site."""
+        return self.roster[node].signed(b"agreement", self.run.encode(), signature)
+
+    def write(self, path: Path) -> None:
+        """Write the study file."""
+        replace(path, lambda temporary: temporary.write_bytes(canonical(self.values) + b"\n"))
+
+    @property
+    def default_folder(self) -> Path:
+        """Where a site's part in the run lies by default."""
+        return Path("runs") / f"{self.name}-{self.run[:8]}"

@@ -1,0 +1,59 @@
+"""A robust link as plainly as it can be written: the reference of transport/link.py, transport/lossy.py and sites/."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Rows = Sequence[int] | NDArray[np.int64]
+
+
+class Outgoing:
+    """The sender's ends of links: the running sum of each, as it was after each of the last `kept` steps.
+
+    A network that delivers late asks for older sums; over a real one the messages themselves are on their way.
+    """
+
+    def __init__(self, links: int, width: int, *, kept: int = 1, device: torch.device | None = None) -> None:
+        self.sums = torch.zeros(kept, links, width, dtype=torch.float64, device=device)
+
+    def send(self, k: int, links: Rows, shares: Tensor) -> None:
+        """Add what goes over some of the links at step k; each link occurs once. Steps come one after the other."""
+        now = self.sums[k % len(self.sums)]
+        if len(self.sums) > 1:
+            now.copy_(self.sums[k % len(self.sums) - 1])
+        now.index_add_(0, torch.as_tensor(links, device=now.device), shares)
+
+    def message(self, k: int, links: Rows) -> Tensor:
+        """Return what travels over some of the links at step k: all that was ever sent over each, [links, width]."""
+        return self.sums[k % len(self.sums), links]
+
+
+class Incoming:
+    """The receiver's ends of links: the sum that has arrived over each, and the step of the newest message."""
+
+    def __init__(self, links: int, width: int, *, device: torch.device | None = None) -> None:
+        self.arrived = torch.zeros(links, width, dtype=torch.float64, device=device)
+        self.newest = torch.full((links,), -1)
+
+    def is_news(self, step: int, links: Rows) -> NDArray[np.bool_]:
+        """Tell of which links a message of this step is newer than all that have arrived."""
+        return self.newest.numpy()[links] < step
+
+    def receive(self, step: int, links: Rows, messages: Tensor) -> Tensor:
+        """Return what messages that were sent at `step` bring, [links, width]: nothing new where they are old."""
+        newer = torch.from_numpy(self.is_news(step, links)).to(messages.device)
+        before = self.arrived[links[0] : links[0] + 1] if len(links) == 1 else self.arrived[links]  # one: not copied
+        now = messages if bool(newer.all()) else torch.where(newer[:, None], messages, before)
+        news = now - before
+        self.arrived[links] = now
+        self.newest[links] = self.newest[links].clamp(min=step)
+        return news
