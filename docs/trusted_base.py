@@ -76,6 +76,7 @@ TRUSTED: dict[str, dict[str, str]] = {
         "gradients/dropout.py": "Draws the units to drop from public keys.",
         "gradients/layout.py": "Puts every parameter in one place of the row.",
         "gradients/per_sample.py": "Clips each sample's whole gradient to the norm G. One that is not finite is 0.",
+        "gradients/persons.py": "Averages the gradients of a person's rows before they are clipped. No run uses it yet.",
         "gradients/positions.py": "Computes norms and sums of layers that use one weight at many positions.",
         "gradients/product.py": "Multiplies stacked matrices.",
         "gradients/rounding.py": "States κ, a bound on what the arithmetic of clipping can be off by.",

@@ -1,0 +1,98 @@
+"""Gradients of persons with several rows each: the mean of a person's row gradients, which is then clipped as one.
+
+A person is a sample of `rows` rows, [m, b, rows, …]; persons with fewer are padded. A padding row has the target −1, or
+NaN where targets are numbers, and counts for nothing. The model and its loss see rows and need not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from privsgp.gradients.per_sample import Outer, PerSample, Piece, Plain, Product, beside, smaller, squared_norm
+from privsgp.gradients.rounding import cancelled
+
+if TYPE_CHECKING:
+    from privsgp.gradients.layout import Layout
+    from privsgp.gradients.stacked import Stacked
+
+
+def is_row(targets: Tensor) -> Tensor:
+    """Tell which rows of persons, [m, b, rows], are theirs: the others are padding."""
+    real = ~targets.isnan() if targets.is_floating_point() else targets >= 0
+    return real.flatten(3).all(-1) if real.ndim > 3 else real
+
+
+class Persons:
+    """Per-person gradients of m models, from the gradients of single rows.
+
+    Guarantee: a person's gradient is a function of that person's rows alone, and no padding row changes it.
+    """
+
+    layout: Layout
+
+    def __init__(self, by_row: Stacked) -> None:
+        self.by_row, self.layout = by_row, by_row.layout
+
+    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> PerSample:
+        """Return the mean gradient of each person's rows: z [m, d], inputs and targets [m, b, rows, …]."""
+        if keys is not None:
+            raise NotImplementedError("dropout has one key for each sample, and a person has several rows")
+        real = is_row(targets)
+        weights = (real / real.sum(-1, keepdim=True).clamp(min=1)).flatten(1)
+        known = torch.where(beside(real.flatten(1), targets.flatten(1, 2)), targets.flatten(1, 2), 0)
+        g = self.by_row(z, inputs.flatten(1, 2), known)
+        for piece in g.pieces:
+            piece.scale_(weights)
+        return PerSample([_joined(piece, inputs.shape[2]) for piece in g.pieces])
+
+
+def _joined(piece: Piece, rows: int) -> Piece:
+    """Return the sums of each person's rows."""
+    if isinstance(piece, Outer):
+        delta, a = (t.reshape(len(t), -1, rows, t.shape[-1]) for t in (piece.delta, piece.input))
+        return smaller(Rows(delta, a, piece.bias, input_is_data=piece.input_is_data))
+    dense = piece.dense()
+    return Plain(dense.reshape(len(dense), -1, rows, dense.shape[-1]).sum(2))
+
+
+@dataclass
+class Rows(Product):
+    """Gradients Σ_p δ_p ⊗ (a_p, 1) over a person's rows: `delta` [m, b, rows, out], `input` [m, b, rows, in].
+
+    Guarantee: rows may cancel, so rounding need not be small beside the sum. With L = Σ_p ‖δ_p‖ ‖(a_p, 1)‖ the squared
+    norm counts what the products in float64 round by, (in + out + rows + 8) 2⁻⁵² L², and the norm what scaling δ by a
+    factor rounds by, eps L. It counts as no less than L / `cancelled`, which bounds what sums in float64 round by
+    (`rounding.sum_error` with as many positions as rows). A row with δ = 0 adds nothing to any of these.
+    """
+
+    bias: bool
+
+    @property
+    def size(self) -> int:
+        """Out × in weights, and out biases."""
+        return self.delta.shape[-1] * (self.input.shape[-1] + self.bias)
+
+    def squared_norm(self, *, exact: bool = False) -> Tensor:  # noqa: ARG002 - always in float64
+        """Σ_{p,p'} ⟨δ_p, δ_p'⟩ (⟨a_p, a_p'⟩ + 1), and what rounding may add."""
+        delta, a = self.delta.double(), self.input.double()
+        rows, width = delta.shape[2], delta.shape[-1] + a.shape[-1]
+        products = (delta @ delta.mT) * (a @ a.mT + self.bias)
+        longest = (squared_norm(self.delta) * (squared_norm(self.input) + self.bias)).sqrt().sum(-1)
+        off = (width + rows + 8) * torch.finfo(torch.float64).eps
+        length = (products.sum((-2, -1)).clamp(min=0) + off * longest.square()).sqrt()
+        length = length + torch.finfo(self.delta.dtype).eps * longest
+        return torch.maximum(length, longest / cancelled(torch.float64, rows)).square()
+
+    def sum_into(self, out: Tensor, *, exact: bool = False) -> None:
+        """Add up all rows of all persons: they are those of a linear layer."""
+        rows = Outer(self.delta.flatten(1, 2), self.input.flatten(1, 2), self.bias)
+        rows.sum_into(out, exact=exact)
+
+    def dense(self) -> Tensor:
+        """Multiply the outer products out and add up each person's."""
+        weight = (self.delta.mT @ self.input).flatten(2)
+        return torch.cat([weight, self.delta.sum(2)], -1) if self.bias else weight
