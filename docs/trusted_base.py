@@ -76,7 +76,7 @@ TRUSTED: dict[str, dict[str, str]] = {
         "gradients/dropout.py": "Draws the units to drop from public keys.",
         "gradients/layout.py": "Puts every parameter in one place of the row.",
         "gradients/per_sample.py": "Clips each sample's whole gradient to the norm G. One that is not finite is 0.",
-        "gradients/persons.py": "Averages the gradients of a person's rows before they are clipped. No run uses it yet.",
+        "gradients/persons.py": "Averages a person's row gradients before the clip. No run uses it yet.",
         "gradients/positions.py": "Computes norms and sums of layers that use one weight at many positions.",
         "gradients/product.py": "Multiplies stacked matrices.",
         "gradients/rounding.py": "States κ, a bound on what the arithmetic of clipping can be off by.",
@@ -185,7 +185,8 @@ OUTSIDE = {
 CHOSEN = (
     "accounting/curve.py", "accounting/pairwise.py", "data/images.py", "data/samples.py", "data/text.py",
     "features/encode.py", "features/maps.py", "gradients/dropout.py", "gradients/positions.py",
-    "gradients/rules/conv.py", "gradients/rules/embedding.py", "gradients/rules/norm.py", "gradients/unrolled.py",
+    "gradients/persons.py", "gradients/rules/conv.py", "gradients/rules/embedding.py", "gradients/rules/norm.py",
+    "gradients/unrolled.py",
     "randomness/pairwise.py",
 )  # fmt: skip
 _SKIPPED = {
