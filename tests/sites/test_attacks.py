@@ -656,6 +656,19 @@ def test_a_process_that_was_suspended_judges_nothing_before_the_next_hello(house
             push(iter(frame(c, 5, 62.0).pieces()), timeout=5)
 
 
+def test_a_process_that_was_suspended_hands_out_nothing_before_the_next_hello(house, monkeypatch):
+    """A copy of the site may have sent another message of the same step."""
+    c, network = house
+    network.outbox.post(frame(c, 0, source=0, target=1))
+    request = json.dumps({"after": -1, "run": c.agreement.run}, separators=(",", ":")).encode()
+    with channel(c, c.sites[1]) as opened:
+        pull = opened.unary_stream("/privsgp.Sites/Pull")
+        with monkeypatch.context() as suspended:
+            suspended.setattr(network.members, "_spoke", time.monotonic() - 3600)
+            assert list(pull(request, timeout=5)) == []
+        assert list(pull(request, timeout=5))
+
+
 def test_a_process_that_knows_of_a_copy_accuses_nobody(house, monkeypatch):
     """It was suspended, and a hello has shown it the copy: what peers sent meanwhile looks wrong to it alone."""
     c, network = house

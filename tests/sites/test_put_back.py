@@ -342,6 +342,34 @@ def test_a_site_judges_no_message_before_peers_had_the_time_to_show_it_its_own(t
         network.inbox.receive(1, head, iter(pieces))
 
 
+@pytest.mark.parametrize("suspended", [False, True])
+def test_a_site_that_was_suspended_pushes_nothing_before_it_hears_a_hello(three, tmp_path, monkeypatch, suspended):
+    folder = Folder(tmp_path / "run", "-0-0")
+    folder.path.mkdir()
+    folder.prepare()
+    network, pushed = wire(three.sites[0], three.agreement, folder), []
+    other = Gossip(three.agreement, 1, 1, three.agreement.sign(three.sites[1]))
+    network.outbox.post(frame(three, 0, source=0, target=1))
+    waited = network.outbox.wait
+
+    def wait(*asked):
+        if suspended:
+            network.members._spoke = time.monotonic() - 3600
+        return waited(*asked)
+
+    def push(pieces, timeout):
+        pushed.append(b"".join(pieces))
+        network.client.ended.set()
+        return canonical(other.has_of(0))
+
+    channel = SimpleNamespace(
+        unary_unary=lambda _: lambda _text, timeout: canonical(other.hello(0)), stream_unary=lambda _: push
+    )
+    monkeypatch.setattr(network.outbox, "wait", wait)
+    network.client._talk(1, channel)
+    assert bool(pushed) is not suspended
+
+
 def test_a_message_is_in_the_log_and_on_the_disk_before_it_leaves(three, tmp_path, monkeypatch):
     path, seen = tmp_path / "own", []
     transport, committed = transport_of(three, tmp_path, Store(three.agreement, 0, path))

@@ -189,7 +189,7 @@ class Client:
 
         def waiting() -> Frame | None:
             found = (self.outbox.next(i, self.members.relay_has.get(i, -1)) for i in targets)
-            return next((frame for frame in found if frame is not None), None)
+            return next((frame for frame in found if frame is not None and self.members.is_fresh()), None)
 
         wait_for(self.changed, lambda: self.ended.is_set() or waiting() is not None, BEAT)
         frame = waiting()
@@ -236,6 +236,9 @@ class Client:
         until = time.monotonic() + BEAT
         while not urgent() and (left := until - time.monotonic()) > 0:  # on a long way, a hello costs as much as a step
             frame = self.outbox.wait(peer, self.members.have_of(peer), left, urgent)
+            if frame is not None and not self.members.is_fresh():  # a hello comes first: a copy may have continued
+                self.ended.wait(_FIRST)
+                return
             if frame is not None:
                 self._push(peer, channel, frame)
 

@@ -202,7 +202,7 @@ class Server:
             asked = self._asked(_Wanted, next(parts, b""))
             self.members.heard(call.peer)
             frame = self.outbox.wait(call.peer, asked.after, PULL, lambda: self._over(call))
-            if frame is not None:
+            if frame is not None and self.members.is_fresh():  # else a copy of this site may have continued
                 yield from counted(self.outbox.bytes_to, call.peer, frame.pieces())
 
     def _drop(self, kept: Relay, parts: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
