@@ -113,8 +113,11 @@ def same_rows(public: Any, own: Sequence[Any]) -> bool:  # noqa: ANN401 - Arrow'
 
     The columns that all of them have are compared, but for running numbers: all at once; without those that may only
     name rows; and without any one of them, if all rows still differ on both sides. So new names hide nobody's rows.
+    A column whose name the public table lacks is compared with the public column that has its values.
     """
-    tables, naming = [cells(table) for table in (public, *own)], _naming(public)
+    if len(own) > 1 and any(same_rows(public, [one]) for one in own):
+        return True
+    tables, naming = [cells(table) for table in (public, *(_named_as(public, one) for one in own))], _naming(public)
     common = [name for name in tables[0] if all(name in table for table in tables)]
     common = [name for name in common if not naming.get(name, False)] or common
     telling = [name for name in common if name not in naming]
@@ -129,6 +132,26 @@ def same_rows(public: Any, own: Sequence[Any]) -> bool:  # noqa: ANN401 - Arrow'
         if differ and len(found) >= _KINDS and in_common(found, others):
             return True
     return False
+
+
+def _named_as(public: Any, own: Any) -> Any:  # noqa: ANN401 - Arrow's
+    """Give each column of an own table that the public one lacks the name of a public column with its values."""
+    known = {_plain(name) for name in public.column_names}, {_plain(name) for name in own.column_names}
+    free = [name for name in public.column_names if _plain(name) not in known[1]]
+    names = []
+    for name in own.column_names:
+        if _plain(name) not in known[0]:
+            same = next((other for other in free if _same_values(public, other, own, name)), None)
+            free = [other for other in free if other != same]
+            names.append(same or name)
+        else:
+            names.append(name)
+    return own.rename_columns(names)
+
+
+def _same_values(public: Any, one: str, own: Any, other: str) -> bool:  # noqa: ANN401 - Arrow's
+    values = [np.array(_texts(table.column(name)).to_pylist()) for table, name in ((public, one), (own, other))]
+    return in_common(values[0], [values[1]])
 
 
 def digests(table: Any, ignored: Collection[str]) -> list[str]:  # noqa: ANN401 - Arrow's
