@@ -21,7 +21,7 @@ from privsgp.errors import Refused
 ROOT = pathlib.Path(__file__).parent.parent
 EXPERIMENT = "results"
 GIVEN = {"data": "data", "out": "runs", "device": "cpu", "jobs": 2}
-ALONE = {"class-weights", "hospitals", "trust", "stragglers", "soteriafl", "planning"}  # keep no runs, and begin anew
+ALONE = {"class-weights", "hospitals", "trust", "stragglers", "soteriafl", "planning", "first-model"}  # keep no runs, and begin anew
 PLAN = """
 [[step]]
 name = "first"
