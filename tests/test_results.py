@@ -21,7 +21,8 @@ from privsgp.errors import Refused
 ROOT = pathlib.Path(__file__).parent.parent
 EXPERIMENT = "results"
 GIVEN = {"data": "data", "out": "runs", "device": "cpu", "jobs": 2}
-ALONE = {"class-weights", "hospitals", "trust", "stragglers", "soteriafl", "planning", "first-model"}  # keep no runs, and begin anew
+# these keep no runs, and begin anew
+ALONE = {"class-weights", "first-model", "hospitals", "trust", "stragglers", "soteriafl", "planning"}
 PLAN = """
 [[step]]
 name = "first"
