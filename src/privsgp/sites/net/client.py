@@ -130,7 +130,6 @@ class Client:
                 with self._opened(peer) as channel:
                     while not self.ended.is_set():
                         work(peer, channel)
-                        self.failures.pop(peer, None)
                         pause = _FIRST
             except Exception as error:  # noqa: BLE001 - whatever it is: nobody else talks to this peer
                 self._failed(peer, error)
@@ -182,6 +181,7 @@ class Client:
         """Tell a relay that is no member that this site is there, and hear of others."""
         hello = channel.unary_unary(f"/{SERVICE}/Hello")
         self.members.learn_from_relay(hello(canonical(self.members.hello(RELAY)), timeout=HELLO))
+        self.failures.pop(RELAY, None)
         self.ended.wait(BEAT)
 
     def _drop(self, targets: list[int], _peer: int, channel: grpc.Channel) -> None:
@@ -199,6 +199,7 @@ class Client:
         drop = channel.stream_unary(f"/{SERVICE}/Drop")
         parts = chain([asked], counted(self.outbox.bytes_to, target, frames.in_pieces(sealed)))
         answer = drop(parts, timeout=self.agreement.limits.transfer)
+        self.failures.pop(RELAY, None)
         self.members.relayed(read_said(_Kept, answer, len(self.agreement.roster)).newest)
 
     def _collect(self, sources: list[int], _peer: int, channel: grpc.Channel) -> None:
@@ -209,7 +210,9 @@ class Client:
         asked = {"run": self.agreement.run, "after": {j: step for j, step in have.items() if step >= 0}}
         collect = channel.unary_stream(f"/{SERVICE}/Collect")
         parts = iter(collect(canonical(asked), timeout=PULL + self.agreement.limits.transfer))
-        if (first := next(parts, None)) is None:
+        first = next(parts, None)
+        self.failures.pop(RELAY, None)
+        if first is None:
             return
         said = read_said(_From, first, len(self.agreement.roster))
         if said.source not in sources:
@@ -229,6 +232,7 @@ class Client:
         said, asked = self.members.hello(peer), self.members.others[peer].incarnation
         self.members.learn(peer, hello(canonical(said), timeout=HELLO), asked)
         self.members.informed(peer, said["phase"])
+        self.failures.pop(peer, None)
 
         def urgent() -> bool:
             return self.ended.is_set() or self.members.version != version
