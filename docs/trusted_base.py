@@ -109,6 +109,8 @@ TRUSTED: dict[str, dict[str, str]] = {
         "runs/summary.py": "Publishes no number of private records.",
         "runs/train.py": "Opens ledgers and book before training, and continues a run only as it was.",
         "seeds.py": "Keys public randomness only.",
+        "statistics/estimates.py": "Makes one bounded vector of each person; its metrics come from noised sums alone.",
+        "statistics/release.py": "Refuses vectors longer than counted. Adds the counted noise before anything leaves.",
         "threads.py": "Waits for every thread and raises its error.",
     },
     GPU: {
