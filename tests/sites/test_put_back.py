@@ -27,7 +27,7 @@ from privsgp.sites.canonical import canonical
 from privsgp.sites.protocol.frames import Rejected
 from privsgp.sites.protocol.gossip import Evidence, Gossip, Yours, process_text
 from privsgp.sites.protocol.mailbox import Inbox, Outbox
-from privsgp.sites.run import _take_up_links, wire
+from privsgp.sites.run import _see_off, _take_up_links, wire
 from privsgp.sites.store import Store
 from privsgp.sites.study import Limits
 from privsgp.sites.trainer import SiteTrainer
@@ -356,6 +356,17 @@ def test_a_hello_from_before_a_suspension_does_not_end_it(three, monkeypatch):
     peer.learn(0, canonical(site.hello(1)))
     site.learn(1, canonical(peer.hello(0)))
     assert site.is_fresh()
+
+
+def test_a_finished_site_that_knows_of_a_copy_does_not_stay_to_serve(three, tmp_path):
+    folder = Folder(tmp_path / "run", "-0-0")
+    folder.path.mkdir()
+    folder.prepare()
+    network = wire(three.sites[0], three.agreement, folder)
+    network.transport.last.fill_(3)
+    network.members.newer = 2
+    with pytest.raises(Refused, match="another copy of this site was started"):
+        _see_off(network, print)
 
 
 @pytest.mark.parametrize("suspended", [False, True])
