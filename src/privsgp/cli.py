@@ -315,9 +315,6 @@ def ledger(
 @app.command(**about("budget"))
 def budget(as_json: Json = False) -> None:
     """Show the total ε of each private data set over all runs, and the rest that the policy allows."""
-    import dataclasses
-
-    link: Annotated[float, typer.Option(min=0.001, help="Mbit/s between sites, for the minutes of `join`.")] = (10.0,)
     from privsgp.accounting import policy as policies
     from privsgp.accounting.book import Book
 
