@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ from privsgp.files import write_json
 from privsgp.research.provenance import provenance
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
+
+if TYPE_CHECKING:
+    import argparse
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "experiments"))
@@ -152,15 +155,22 @@ def part(told: dict[str, Any], ours: dict[str, Any]) -> str:
         best = min(tried, key=lambda setting: fmean(row["loss"] for row in tried[setting]))
         pairs = [(row["loss"], row["quality"]) for row in own], [(row["loss"], row["auc"]) for row in tried[best]]
         means = [fmean(pair[i] for pair in one) for i in (0, 1) for one in pairs]
+        losses = sorted(fmean(row["loss"] for row in rows) for rows in tried.values())
         cells = [name, f"{epsilon:g}", *(f"{value:.3f}" for value in means), f"{best[0]:g}, {best[1]:g}"]
+        cells.append(f"{losses[0]:.3f}, {fmean(losses[2:4]):.3f}, {losses[-1]:.3f}")
         text.append(f"| {' | '.join(cells)} |")
     said = f"The Flower program has {told['lines']} lines of code; privsgp took `init`, `plan --write` and `train`."
     return "\n".join([*text, "", said, "", pages.commits([told])])
 
 
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    return pages.asked(__doc__)
+
+
 def main() -> None:
     """Run, or write the page."""
-    if (page := pages.asked(__doc__).page) is None:
+    if (page := arguments().page) is None:
         rows = [row for name in NAMES for seed in SEEDS for row in measured(name, seed)]
         made = {"simulation": True, "lines": lines(), "rounds": ROUNDS, "epochs": EPOCHS, "batch": BATCH, "rows": rows}
         write_json(RESULTS, made | provenance("cpu"))

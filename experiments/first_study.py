@@ -27,6 +27,7 @@ from privsgp.files import write_json
 from privsgp.research.provenance import provenance
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 ROOT = Path(__file__).parent.parent
@@ -133,12 +134,20 @@ def part(told: dict[str, Any]) -> str:
     """Return the transcript as the page has it."""
     text = "\n".join(told["said"]).strip()
     where = "in network namespaces" if told["namespaces"] else "on loopback"
-    return f"```console\n{text}\n```\n\nThree sites {where}, {told['seconds']:.0f} s. {pages.commits([told])}"
+    note = (
+        f"*Not run in CI: `experiments/first_study.py` ran it, with three sites {where}, in {told['seconds']:.0f} s.*"
+    )
+    return f"```console\n{text}\n```\n\n{note}\n\n{pages.commits([told])}"
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    return pages.asked(__doc__)
 
 
 def main() -> None:
     """Run, or write the page."""
-    if (page := pages.asked(__doc__).page) is None:
+    if (page := arguments().page) is None:
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             inside, addresses = machines(stack)
