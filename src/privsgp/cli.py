@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -193,16 +194,17 @@ def plan(
     accountant: AccountantOption = "certified",
     c2: C2 = 0.3724,
     write: Annotated[bool, typer.Option("--write", help="Write the choices into run.toml.")] = False,
+    link: Annotated[float, typer.Option(min=0.001, help="Mbit/s between sites, for the minutes of `join`.")] = 10.0,
     as_json: Json = False,
 ) -> None:
     """Choose steps, noise and step size for a budget, before training."""
     if config is not None:
-        _refuse_given(context, beside={"config", "changes", "data_dir", "as_json", "write"})
+        _refuse_given(context, beside={"config", "changes", "data_dir", "as_json", "write", "link"})
         settings = cli_data.configured(config, changes or [], planned=True)
         from privsgp.planner import settle as planning
 
         with doing("reading the data", quiet=as_json) as say:
-            made = planning.plan(settings, data_dir, say=say)
+            made = dataclasses.replace(planning.plan(settings, data_dir, say=say), link=link)
         if write:
             from privsgp.runs.first import write_values
 
@@ -313,8 +315,6 @@ def ledger(
 @app.command(**about("budget"))
 def budget(as_json: Json = False) -> None:
     """Show the total ε of each private data set over all runs, and the rest that the policy allows."""
-    import dataclasses
-
     from privsgp.accounting import policy as policies
     from privsgp.accounting.book import Book
 
