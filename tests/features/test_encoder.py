@@ -85,5 +85,5 @@ def test_a_run_stores_the_map_by_name_and_its_model_takes_images(tmp_path):
         "features": {"name": "synthetic-encoder", "components": 16}, "model": {"name": "logistic"},
         "privacy": {"epsilon": 3.0}, "algorithm": {"name": "privsgp", "batch": 4, "steps": 2, "step_size": 0.1},
     }  # fmt: skip
-    run(configs.parse({"name": "pictures", **changes}), tmp_path / "run")
+    run(configs.parse({"name": "pictures", **changes}), None, tmp_path / "run")
     assert load(tmp_path / "run").predict(np.zeros((3, 12, 12), np.float32)).shape == (3,)
