@@ -13,6 +13,7 @@ from privsgp.features import encoder
 from privsgp.features.encode import encode, frozen
 from privsgp.features.maps import make_encoder
 from privsgp.runs import config as configs
+from privsgp.runs.problem import load_problem
 from privsgp.runs.result import load
 from privsgp.runs.train import run
 
@@ -79,11 +80,13 @@ def test_packed_arrays_come_back_within_half_a_step(seed):
 
 def test_a_run_stores_the_map_by_name_and_its_model_takes_images(tmp_path):
     rng = np.random.default_rng(0)
-    np.savez(tmp_path / "images.npz", x=rng.random((24, 12, 12), np.float32), y=np.arange(24) % 2, classes=2)
+    for site in range(2):
+        np.savez(tmp_path / f"{site}.npz", x=rng.random((12, 12, 12), np.float32), y=np.arange(12) % 2, classes=2)
     changes = {
-        "seed": 0, "data": {"path": str(tmp_path / "images.npz"), "nodes": 2},
+        "seed": 0, "data": {"path": str(tmp_path / "{node}.npz"), "nodes": 2},
         "features": {"name": "synthetic-encoder", "components": 16}, "model": {"name": "logistic"},
         "privacy": {"epsilon": 3.0}, "algorithm": {"name": "privsgp", "batch": 4, "steps": 2, "step_size": 0.1},
     }  # fmt: skip
-    run(configs.parse({"name": "pictures", **changes}), None, tmp_path / "run")
+    config = configs.parse({"name": "pictures", **changes})
+    run(config, load_problem(config), tmp_path / "run")
     assert load(tmp_path / "run").predict(np.zeros((3, 12, 12), np.float32)).shape == (3,)
