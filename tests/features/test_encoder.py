@@ -59,7 +59,7 @@ def test_grey_images_of_any_size_and_fewer_directions():
 
 
 def test_too_many_directions_texts_and_another_file_are_refused(monkeypatch):
-    with pytest.raises(Refused, match="features.components = 1025"):
+    with pytest.raises(Refused, match=r"features\.components = 1025"):
         make_encoder("synthetic-encoder", {"components": 1025}, SHAPE)
     with pytest.raises(Refused, match="it is for images"):
         make_encoder("synthetic-encoder", {}, (7,))
