@@ -112,7 +112,8 @@ class SyntheticEncoder(nn.Module):
         x = x if x.dim() == 4 else x[:, None]
         y = self.encoder.kept(x) + self.encoder.kept(x.flip(-1))
         z = (y - self.get_buffer("mean")) @ self.get_buffer("directions")
-        return z / z.norm(dim=1, keepdim=True).clamp(min=1e-12) * math.sqrt(z.shape[1])
+        out: Tensor = z / z.norm(dim=1, keepdim=True).clamp(min=1e-12) * math.sqrt(z.shape[1])
+        return out
 
 
 def packed(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
