@@ -59,7 +59,7 @@ BAD = {
     "nonsense": ("--set nonsense", "KEY=VALUE"),
     "data.text={ colum = 'x' }": ("unknown key data.text.colum = 'x'", "did you mean 'column'"),
     "data.images={ sise = 3 }": ("unknown key data.images.sise = 3", "did you mean 'size'"),
-    "algorithm.step_size={ schedule = 'linear', start = 1.0, ende = 0.0 }": ("ende = 0.0", "did you mean 'end'"),
+    "algorithm.step_size={ schedule = 'linear', start = 1.0 }": ("algorithm.step_size = {", "valid number"),
 }
 
 

@@ -16,7 +16,7 @@ from privsgp.runs import sections
 
 GIVEN = {
     "privacy": sections.Privacy(sigma=0.1, noise="pairwise", honest=2),
-    "algorithm": sections.Algorithm(name="privsgp", steps=3, step_size=privsgp.Schedule(schedule="linear", start=0.5)),
+    "algorithm": sections.Algorithm(name="privsgp", steps=3, step_size=0.5),
     "graph": sections.Graph(name="random", degree=2),
 }
 

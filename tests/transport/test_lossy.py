@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from networkx_graphs import from_networkx
 from privsgp import graph as graphs
 from privsgp.transport.in_process import InProcess
 from privsgp.transport.lossy import Faults, LossyNetwork
@@ -91,7 +92,7 @@ def networks(draw):
         g.add_edges_from(draw(st.lists(pairs, max_size=2 * n)))
         made.append(g)
     nx.add_cycle(made[0], range(n))  # connected at least there
-    return graphs.from_networkx(made)
+    return from_networkx(made)
 
 
 @settings(max_examples=8)

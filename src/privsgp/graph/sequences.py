@@ -6,7 +6,6 @@ At a step a node sends shares of what it holds, and keeps what it does not send:
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import permutations
@@ -14,12 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsgp.errors import Refused
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import networkx as nx
     from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 
@@ -62,37 +56,12 @@ def uniform(nodes: int, source: ArrayLike, target: ArrayLike) -> Edges:
     senders, receivers = np.divmod(pairs, nodes)
     others = senders != receivers
     senders, receivers = senders[others], receivers[others]
-    out = np.bincount(senders, minlength=nodes)
+    out, own = np.bincount(senders, minlength=nodes), np.arange(nodes)
     share = 1.0 / (out + 1)
-    return _with_self_loops(senders, receivers, share[senders], kept=1.0 - out * share)
-
-
-def weighted(nodes: int, source: ArrayLike, target: ArrayLike, share: ArrayLike) -> Edges:
-    """Each node sends the given shares (no self-loops, no pair twice) and keeps the rest, which must be positive."""
-    senders, receivers = np.asarray(source, dtype=np.int64), np.asarray(target, dtype=np.int64)
-    shares = np.asarray(share, dtype=np.float64)
-    if not (shares > 0).all():
-        worst = int(np.argmin(shares > 0))
-        raise Refused(
-            f"share = {shares[worst]:g} on the edge {senders[worst]} → {receivers[worst]}",
-            "give every edge a share above 0, or leave the edge out",
-        )
-    sent = [math.fsum(shares[senders == node]) for node in range(nodes)]
-    if (most := max(sent)) >= 1:
-        raise Refused(
-            f"node {sent.index(most)} sends shares that sum to {most:g}",
-            "let them sum to less than 1: a node keeps the rest, and has to keep something",
-        )
-    return _with_self_loops(senders, receivers, shares, kept=1.0 - np.asarray(sent))
-
-
-def _with_self_loops(
-    source: NDArray[np.int64], target: NDArray[np.int64], share: NDArray[np.float64], kept: NDArray[np.float64]
-) -> Edges:
-    nodes = np.arange(len(kept))
     return Edges(
-        np.concatenate([source, nodes]), np.concatenate([target, nodes]), np.concatenate([share, kept]).astype(float)
-    )
+        np.concatenate([senders, own]), np.concatenate([receivers, own]),
+        np.concatenate([share[senders], 1.0 - out * share]),
+    )  # fmt: skip
 
 
 class Graph(ABC):
@@ -147,34 +116,3 @@ class Cyclic(Graph):
     def edges(self, k: int) -> Edges:
         """Who sends which share to whom at step `k`."""
         return self.phases[k % len(self.phases)]
-
-
-def from_networkx(graphs: Sequence[nx.Graph[Any]], name: str = "networkx") -> Cyclic:
-    """Go through `graphs` over and over: step k uses `graphs[k % len(graphs)]`.
-
-    The nodes of every graph are 0 … n−1; an undirected edge is two directed ones; self-loops are implied, those given
-    are ignored. Edges with an attribute `share` send that share and the node keeps the rest; without, a node divides
-    evenly between its receivers and itself.
-    """
-    if not graphs:
-        raise Refused("graphs is empty", "give at least one networkx graph")
-    nodes = len(graphs[0])
-    return Cyclic(name, nodes, tuple(_edges_of(graph, step, nodes) for step, graph in enumerate(graphs)))
-
-
-def _edges_of(graph: nx.Graph[Any], step: int, nodes: int) -> Edges:
-    if nodes < 1 or graph.is_multigraph() or set(graph.nodes) != set(range(nodes)):
-        raise Refused(
-            f"graphs[{step}] is {graph} with nodes {list(graph.nodes)[:5]}…",
-            f"give every step the same nodes 0 … {max(nodes - 1, 0)} (networkx.convert_node_labels_to_integers) and at "
-            "most one edge from one node to another",
-        )
-    directed = graph if graph.is_directed() else graph.to_directed()
-    sent = [(i, j) for i, j in directed.edges if i != j]
-    source, target = [i for i, _ in sent], [j for _, j in sent]
-    shares = [directed.edges[edge]["share"] for edge in sent if "share" in directed.edges[edge]]
-    if not shares:
-        return uniform(nodes, source, target)
-    if len(shares) < len(sent):
-        raise Refused(f"graphs[{step}] has a share on {len(shares)} of {len(sent)} edges", "give all of them, or none")
-    return weighted(nodes, source, target, shares)

@@ -78,7 +78,7 @@ def build_run(
         graph=network,
         clock=clock,
         steps=steps,
-        step_size=config.step_size,
+        step_size=lambda _k: config.step_size,
         device=device,
         dtype=dtype,
         evaluate_every=config.engine.evaluate_every or max(1, steps // 10),

@@ -209,33 +209,13 @@ class Privacy(Options):
         return 0 in (self.sigma if isinstance(self.sigma, list) else [self.sigma])
 
 
-class Schedule(Options):
-    """A step size that falls from `start` to `end` over the run, or over what is left after a share `hold` of it."""
-
-    schedule: Literal["cosine", "linear"] = option(..., "how it falls")
-    start: Positive = option(..., "γ at the first step")
-    end: NotNegative = option(0.0, "γ at the last step")
-    hold: Annotated[float, Field(ge=0, lt=1)] = option(0.0, "share of the steps before it begins to fall")
-
-    @property
-    def mean(self) -> float:
-        """The mean of γ_k: what γK is divided by K."""
-        return self.hold * self.start + (1 - self.hold) * (self.start + self.end) / 2
-
-    def at(self, k: int, steps: int) -> float:
-        """Return γ_k."""
-        done = max(0.0, (k / max(1, steps - 1) - self.hold) / (1 - self.hold))
-        left = (1 + math.cos(math.pi * done)) / 2 if self.schedule == "cosine" else 1 - done
-        return self.end + (self.start - self.end) * left
-
-
 class AlgorithmSection(UpdateOptions, FinalModelOptions):
     """How it is learnt; name, batch, steps, step_size and weights may be "auto", which leaves them to the planner."""
 
     name: Annotated[str, _one_of(ALGORITHMS)] = option("privsgp-vr", "the method")
     batch: Positive = option(16, "b: expected samples a step, at the mean size; node i draws with q = b/J̄")
     steps: Count = option(300, "K")
-    step_size: Positive | Literal["theory"] | Schedule = option(0.2, "γ; theory: √(n/K)")
+    step_size: Positive | Literal["theory"] = option(0.2, "γ; theory: √(n/K)")
     sampling: Literal["poisson", "fixed"] = option("poisson", "a coin a sample, or batches of one size")
     trust: Trust | None = option(None, "what an adversary sees; left out: the method's own")
     _auto: tuple[str, ...] = PrivateAttr(())
@@ -503,12 +483,11 @@ class Config(Options):
         """Whether it adds noise that nobody can compute again: what it releases is paid for."""
         return self.private and self.seed is None
 
-    def step_size(self, k: int) -> float:
-        """Return γ_k: a constant, the paper's √(n/K), or a schedule's."""
-        given, steps = self.algorithm.step_size, self.algorithm.steps
-        if isinstance(given, Schedule):
-            return given.at(k, steps)
-        return math.sqrt(self.data.nodes / steps) if given == "theory" else float(given)
+    @property
+    def step_size(self) -> float:
+        """γ: as given, or the paper's √(n/K)."""
+        given = self.algorithm.step_size
+        return math.sqrt(self.data.nodes / self.algorithm.steps) if given == "theory" else float(given)
 
     def options(self, section: str) -> dict[str, Any]:
         """Return the values of the keys that the chosen component brings to a section."""
@@ -657,8 +636,9 @@ def _drop_gone(values: dict[str, Any]) -> dict[str, Any]:
         section, name = key.split(".")
         if (given := values.get(section, {}).pop(name, unused)) != unused:
             gone[key] = given
-    if isinstance(clip := values.get("privacy", {}).get("clip"), dict):  # it could change over the run
-        gone["privacy.clip"], values["privacy"]["clip"] = clip, clip.get("start")
+    for section, key in (("privacy", "clip"), ("algorithm", "step_size")):  # which could change over the run
+        if isinstance(given := values.get(section, {}).get(key), dict):
+            gone[f"{section}.{key}"], values[section][key] = given, given.get("start")
     for section, key, former in _FORMER:
         if values.get(section, {}).get(key) in former:
             gone[f"{section}.{key}"] = values[section].pop(key)
@@ -726,10 +706,10 @@ def _refusal(error: ValidationError, kind: type[Config], values: dict[str, Any])
     found: dict[str, list[str]] = {}
     errors = error.errors(include_url=False)
     unknown = [e for e in errors if e["loc"] in [(name, s.key) for name, s in SECTIONS.items()]]
-    for e in unknown or errors:  # of a component that nobody knows, nobody knows the keys
-        if not _off_the_point(e):
-            what, remedy = _told(e, kind, values)
-            found.setdefault(what, []).append(remedy)
+    errors_here = unknown or errors  # of a component that nobody knows, nobody knows the keys
+    for e in [e for e in errors_here if not _off_the_point(e)] or errors_here:
+        what, remedy = _told(e, kind, values)
+        found.setdefault(what, []).append(remedy)
     for what in found.keys() & {f"{key} = {e['input']!r}" for e in errors for key in _MAY_BE_AUTO}:
         found[what].append("'auto', which leaves it to the planner")
     return Refused("\n".join(found), "\n  → ".join(" or ".join(remedies) for remedies in found.values()))
@@ -758,8 +738,8 @@ def _told(e: ErrorDetails, kind: type[Config], values: dict[str, Any]) -> tuple[
 
 
 def _named(location: Sequence[int | str]) -> list[str]:
-    """Leave out pydantic's names of the types it tried: int, Schedule, list[constrained-float], …"""
-    tried = ("float", "int", "Schedule")
+    """Leave out pydantic's names of the types it tried: int, list[constrained-float], …"""
+    tried = ("float", "int")
     return [str(p) for p in location if isinstance(p, int) or (p.isidentifier() and p not in tried)]
 
 
@@ -776,7 +756,7 @@ def _unknown(path: list[str], value: object, kind: type[Config], values: dict[st
         return f"{said} with {where}", f"leave it out, or take {' or '.join(map(repr, users))}"
     found: Any = kind
     for name in sections:
-        told = found.model_fields[name].annotation  # a section, or a union with one: a schedule, or None for no such
+        told = found.model_fields[name].annotation  # a section, or a union with one and None
         found = next(one for one in (told, *get_args(told)) if hasattr(one, "model_fields"))
     known = list(found.model_fields)
     return f"unknown key {said}", f"known keys here: {', '.join(known)}{_close(last, known)}"
