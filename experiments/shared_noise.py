@@ -21,7 +21,6 @@ import pages
 
 from privsgp.files import write_json
 from privsgp.research.bench import Bench
-from privsgp.research.compare import with_step_size
 from privsgp.research.provenance import provenance
 from privsgp.runs import config as configs
 
@@ -120,7 +119,7 @@ def tuned(name: str, options: argparse.Namespace) -> dict[str, Row]:
     for kind in options.kinds:
         bare = part.asked(kind, options.device)
         bare = bare.with_section("privacy", honest=bare.data.nodes) if kind == "all" else bare
-        asked |= {(kind, T): with_step_size(bare, T / bare.algorithm.steps) for T in part.grid(kind)}
+        asked |= {(kind, T): bare.with_algorithm(step_size=T / bare.algorithm.steps) for T in part.grid(kind)}
     keys = {key: f"{key[0]}/distance-{key[1]:g}" for key in asked}
     tried = bench.several({keys[key]: config for key, config in asked.items()}, [0], "step sizes")
     best = {kind: max(part.grid(kind), key=lambda T: tried[keys[kind, T]].score) for kind in options.kinds}

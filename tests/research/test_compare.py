@@ -152,4 +152,4 @@ def test_curves_have_means_and_bands():
 def test_the_papers_comparison_is_a_configuration():
     path = pathlib.Path(__file__).parents[2] / "experiments" / "methods_mnist.toml"
     config = configs.read(path)
-    assert comparing.base_step_size(config) == pytest.approx(math.sqrt(50 / 575))
+    assert config.step_size == pytest.approx(math.sqrt(50 / 575))

@@ -186,7 +186,7 @@ def runs_of(config: Config, source: Source, problem: Problem, data_dir: Path | N
     x, y = d.x, d.y
     if problem.encoder is not None:
         few = np.random.default_rng(1).permutation(len(x))[: 5 * count]
-        x, y = features.encode_once(problem.encoder, x[few], torch.device("cpu"), None), y[few]
+        x, y = features.encode(problem.encoder, x[few], torch.device("cpu")), y[few]
     if x.shape[1:] != problem.dataset.x.shape[1:]:
         raise Refused(
             f"plan.data = {source.name!r}: a sample has shape {x.shape[1:]}, the nodes' have "

@@ -18,7 +18,7 @@ import re
 import tomllib
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -33,7 +33,7 @@ from pydantic import (
 
 from privsgp.accounting.mechanisms import Accountant, nominal
 from privsgp.algorithms import ALGORITHMS, PushSum
-from privsgp.algorithms.algorithm import Trust  # noqa: TC001 - a field has this type
+from privsgp.algorithms.algorithm import Trust
 from privsgp.algorithms.update_rule import UpdateOptions
 from privsgp.data import schema as schemas
 from privsgp.data.images import ImageOptions
@@ -166,15 +166,28 @@ class GraphSection(Options):
     name: Annotated[str, _one_of(GRAPHS)] = option("exponential", "the network")
 
 
-def _left_to_the_planner(keys: Sequence[str], values: Any) -> tuple[tuple[str, ...], Any]:  # noqa: ANN401 - any kind
-    """Return the keys of a section that are "auto", and the section without them."""
-    if not isinstance(values, dict):
-        return (), values
-    auto = tuple(key for key in keys if values.get(key) == "auto")
-    return auto, {key: value for key, value in values.items() if key not in auto}
+class _Planned(Options):
+    """A section with keys that "auto" leaves to the planner: their values are then only defaults."""
+
+    may_be_auto: ClassVar[tuple[str, ...]]
+    _auto: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def auto(self) -> tuple[str, ...]:
+        """The keys that are left to the planner."""
+        return self._auto
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _leave_to_the_planner(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401
+        given = values if isinstance(values, dict) else {}
+        auto = tuple(key for key in cls.may_be_auto if given.get(key) == "auto")
+        checked = handler({key: value for key, value in given.items() if key not in auto} if auto else values)
+        checked._auto = auto or checked._auto
+        return checked
 
 
-class Privacy(Options):
+class Privacy(_Planned):
     """Budgets, or fixed noise; one value, or a list with one per node."""
 
     epsilon: Positive | list[Positive] | None = option(None, "ε_i: the budget that noise is calibrated for")
@@ -188,15 +201,7 @@ class Privacy(Options):
     noise: Annotated[str, _one_of(NOISES)] = option(
         "independent", "each node's own; pairwise: shared by pairs of nodes, it cancels in the average"
     )
-    _auto: tuple[str, ...] = PrivateAttr(())
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _leave_to_the_planner(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401
-        auto, rest = _left_to_the_planner(("clip",), values)
-        checked = handler(rest)
-        checked._auto = auto or checked._auto
-        return checked
+    may_be_auto: ClassVar[tuple[str, ...]] = ("clip",)
 
     @property
     def nominal(self) -> bool:
@@ -209,7 +214,7 @@ class Privacy(Options):
         return 0 in (self.sigma if isinstance(self.sigma, list) else [self.sigma])
 
 
-class AlgorithmSection(UpdateOptions, FinalModelOptions):
+class AlgorithmSection(_Planned, UpdateOptions, FinalModelOptions):
     """How it is learnt; name, batch, steps, step_size and weights may be "auto", which leaves them to the planner."""
 
     name: Annotated[str, _one_of(ALGORITHMS)] = option("privsgp-vr", "the method")
@@ -218,20 +223,7 @@ class AlgorithmSection(UpdateOptions, FinalModelOptions):
     step_size: Positive | Literal["theory"] = option(0.2, "γ; theory: √(n/K)")
     sampling: Literal["poisson", "fixed"] = option("poisson", "a coin a sample, or batches of one size")
     trust: Trust | None = option(None, "what an adversary sees; left out: the method's own")
-    _auto: tuple[str, ...] = PrivateAttr(())
-
-    @property
-    def auto(self) -> tuple[str, ...]:
-        """The keys whose values here are only their defaults, because the planner is to choose them."""
-        return self._auto
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _leave_to_the_planner(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401
-        auto, rest = _left_to_the_planner(AUTO, values)
-        checked = handler(rest)
-        checked._auto = auto or checked._auto
-        return checked
+    may_be_auto: ClassVar[tuple[str, ...]] = AUTO
 
 
 class Clock(Options):
@@ -303,17 +295,16 @@ class Config(Options):
     @property
     def auto(self) -> tuple[str, ...]:
         """The keys, with their sections, that are left to the planner: their values here are only defaults."""
-        clip = [f"privacy.{key}" for key in self.privacy._auto]
-        return (*(f"algorithm.{key}" for key in self.algorithm.auto), *clip)
+        both = ("algorithm", self.algorithm), ("privacy", self.privacy)
+        return tuple(f"{name}.{key}" for name, section in both for key in section.auto)
 
     def settled(self, values: Mapping[str, Any]) -> Config:
         """Return the same configuration with the planner's values, by key; nothing is "auto" any more."""
-        given: dict[str, dict[str, Any]] = {"algorithm": {}, "privacy": {}}
-        for key, value in values.items():
-            section, name = key.split(".")
-            given[section][name] = value
-        privacy = self.with_section("privacy", **given["privacy"]) if given["privacy"] else self
-        return privacy.with_section("algorithm", **given["algorithm"])
+        clip = {"clip": values[CLIP]} if CLIP in values else {}
+        settled = self.with_section("privacy", **clip) if clip else self
+        return settled.with_section(
+            "algorithm", **{key.removeprefix("algorithm."): value for key, value in values.items() if key != CLIP}
+        )
 
     @property
     def base(self) -> Path:

@@ -25,7 +25,7 @@ from privsgp.engine.trainer import Outcome, Trainer
 from privsgp.errors import Refused, Stopped
 from privsgp.files import finite, write, write_json
 from privsgp.gradients import Layout
-from privsgp.outside import Hash, Real, shown
+from privsgp.outside import Hash, Real
 from privsgp.runs import booked, views
 from privsgp.runs import card as cards
 from privsgp.runs import config as configs
@@ -47,12 +47,6 @@ if TYPE_CHECKING:
     from privsgp.runs.config import Config
     from privsgp.runs.resolve import Resolved
     from privsgp.transport.lossy import Faults
-
-# What a process checks in a summary that another one wrote for it.
-_PROMISED = (
-    "simulation", "relation", "accountant", "trust", "epsilon_spent", "epsilon_budget", "delta", "sigma", "samples",
-    "releases",
-)  # fmt: skip
 
 
 def run(
@@ -285,7 +279,7 @@ def _finish(
 ) -> Result:
     """Write the nodes' models, the average model where it is known, and a summary in each of the run's folders.
 
-    Guarantee: what a summary says of a folder's own nodes is what their processes counted by their own ledgers.
+    Guarantee: what a summary says of a process's own nodes is what that process counted by its own ledgers.
     """
     layout = Layout.of(spec.learning.model)
     if outcome.average is not None:
@@ -304,19 +298,7 @@ def _finish(
         write(folder.path / cards.NAME, cards.markdown(dict(spec.card), views.of(found, folder.path)))
         write_json(folder.summary, found)
     world.all_gather(None, None)
-    world.all_or_none(lambda: _refuse_other_summary(folder, found))
     return load_result(folder, spec.learning.model, encoder, dict(spec.card))
-
-
-def _refuse_other_summary(folder: Folder, expected: dict[str, Any]) -> None:
-    """Refuse a summary, written by another process of the same folder, that is not what this one would have written."""
-    written = json.loads(folder.summary.read_text()) if folder.summary.exists() else {}
-    if differ := [key for key in _PROMISED if written.get(key) != expected[key]]:
-        theirs, ours = (shown(values.get(differ[0])) for values in (written, expected))
-        raise Refused(
-            f"{folder.summary} says {differ[0]} = {theirs}, and this process counted {ours}",
-            "believe the ledgers (privsgp ledger), and ask who wrote the summary",
-        )
 
 
 def save_model(path: Path, layout: Layout, x: Tensor, card: Mapping[str, Any]) -> None:
