@@ -82,14 +82,6 @@ def test_methods_without_noise_say_that_privacy_is_ignored(tmp_path):
     assert runs.train(runs.small(tmp_path), tmp_path / "out", "--resume", *changes)["epsilon_spent"] is None
 
 
-@pytest.mark.parametrize("name", ["local", "dp2-sgd"])
-def test_faults_need_push_sum(tmp_path, name):
-    changes = runs.changes(algorithm__name=name, graph__name="ring")
-    ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "out", "--drop", "0.1", *changes)
-    assert ran.code == 2
-    assert f"faults with algorithm.name = '{name}'" in ran.err
-
-
 def test_the_planner_refuses_what_it_cannot_rehearse(tmp_path):
     path = runs.small(tmp_path)
     for command, told in (("train", "algorithm.steps = 'auto' with"), ("plan", "a plan for")):

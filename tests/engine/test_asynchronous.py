@@ -157,7 +157,6 @@ ASYNCHRONOUS = (
     ("options", "words"),
     [
         (["--set=graph.name=exponential"], "graph.name = 'exponential'"),
-        (["--drop=0.1"], "faults with algorithm.name = 'adp2-sgd'"),
         (["--set=privacy.accountant=published"], "privacy.accountant = 'published' with algorithm.name = 'adp2-sgd'"),
     ],
 )
@@ -170,7 +169,7 @@ def test_what_it_cannot_do_is_refused(tmp_path, options, words):
 def test_several_processes_are_refused():
     config = configs.parse({"privacy": {"sigma": 0.1}, "algorithm": {"name": "adp2-sgd"}})
     with pytest.raises(Refused, match="'adp2-sgd' with 2 processes"):
-        training._circumstances(SimpleNamespace(config=config), SimpleNamespace(alone=False, size=2), None)
+        training._circumstances(SimpleNamespace(config=config), SimpleNamespace(alone=False, size=2))
 
 
 def test_synchronous_methods_run_on_the_same_clock(tmp_path):

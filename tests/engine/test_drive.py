@@ -156,13 +156,6 @@ def test_a_method_that_mixes_twice_a_step_is_its_plain_loop(tmp_path, tracking, 
     assert summary["test_accuracy"] > 0.85
 
 
-def test_links_that_survive_loss_carry_one_exchange_a_step(tmp_path, tracking, monkeypatch):
-    monkeypatch.setattr(Tracking, "network", "directed")
-    ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "out", *TRACKING, "--drop=0.1")
-    assert ran.code == 2
-    assert "exchanges twice in a step" in ran.err
-
-
 def test_a_step_that_is_no_generator_is_not_registered():
     class Called(PrivSGP):
         name = "called"

@@ -227,9 +227,8 @@ def load_arrays(path: Path, memory: Memory) -> None:
 
 
 def _refuse_no_state(path: Path, x: Tensor, w: Tensor) -> None:
-    """Refuse what no run can have left: w > 0, but for nodes that are gone, whose x is 0 with it."""
-    gone = (w == 0) & (x == 0).all(1)
-    fine = x.isfinite().all(1) & ((w > 0) & w.isfinite() | gone)
+    """Refuse what no run can have left."""
+    fine = x.isfinite().all(1) & (w > 0) & w.isfinite()
     if not bool(fine.all()):
         row = int(fine.logical_not().nonzero()[0])
         raise _damaged(path, f"row {row} is no state: w = {w[row].item():g}, or an x that is not finite")

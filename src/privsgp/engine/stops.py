@@ -10,22 +10,19 @@ from privsgp.errors import Diverged
 from privsgp.transport.protocol import refuse_wild
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from privsgp.algorithms import State
 
 _LEAST = 2.0**-20  # of a node's weight w, which is 1 at the start: below, z = x / w is what a single step makes of it
 
 
-def refuse_no_model(k: int, s: State, nodes: range, left: Collection[int] = ()) -> None:
-    """End the run where what a node is left with is no model; one that has `left` for good has none."""
+def refuse_no_model(k: int, s: State, nodes: range) -> None:
+    """End the run where what a node is left with is no model."""
     refuse_wild(k, s.x, nodes)
     for node, w in zip(nodes, s.w.tolist(), strict=True):
-        if node not in left and not w >= _LEAST:
+        if not w >= _LEAST:
             remedy = "z = x / w is no model: take more steps after the last fault, or a denser [graph]"
             raise Diverged(k, f"the weight of node {node} is w = {w:.2g}", remedy)
-    there = [place for place, node in enumerate(nodes) if node not in left]
-    refuse_wild(k, s.z[there], [nodes[place] for place in there])
+    refuse_wild(k, s.z, nodes)
 
 
 class Stopping:

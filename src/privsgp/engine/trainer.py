@@ -34,7 +34,6 @@ from privsgp.outside import Hash, Whole
 from privsgp.randomness.pairwise import told
 from privsgp.threads import in_threads
 from privsgp.transport.in_process import InProcess
-from privsgp.transport.lossy import LossyNetwork
 from privsgp.transport.protocol import refuse_wild
 from privsgp.transport.rendezvous import World
 from privsgp.transport.torch_distributed import TorchDistributed
@@ -134,10 +133,8 @@ class Trainer:
 
     def _connect(self) -> Transport:
         """Return what carries the messages."""
-        graph, x, faults = self.spec.graph, self.state.x, self.spec.faults
-        if not self.world.alone:
-            return TorchDistributed(graph, x, self.world)
-        return InProcess(graph, x) if faults is None else LossyNetwork(graph, x, faults)
+        graph, x = self.spec.graph, self.state.x
+        return InProcess(graph, x) if self.world.alone else TorchDistributed(graph, x, self.world)
 
     def _driver(self, sent: int = 0) -> RunDriver:
         """Return what does what the events of a step ask for; so many bytes were sent before."""
@@ -155,7 +152,7 @@ class Trainer:
     def _end(self, k: int, rows: list[dict[str, Any]], seconds: float) -> Outcome:
         """Put together what came out; of several processes only the first sees all nodes, and only now."""
         final = self._mixed_on(k, self.averaging.released(self.state))
-        refuse_no_model(k, final, self.spec.here, [] if self.spec.faults is None else self.spec.faults.left(k - 1))
+        refuse_no_model(k, final, self.spec.here)
         s = self._gathered(final)
         mixed = self.spec.final_model.mixing or k < self.spec.steps  # since the last row
         if s is not None and (not rows or rows[-1]["step"] != k or not self.transport.local or mixed):
@@ -240,7 +237,7 @@ class Trainer:
         checkpoint.save(self.folder.checkpoint, progress, self.state, self._memory(), self.folder.run or "")
 
     def _memory(self) -> dict[str, list[Tensor]]:
-        """Return what must survive besides x and w: the algorithm's, and what is on its way on a faulty network."""
+        """Return what must survive besides x and w: the algorithm's, and what is on its way between sites."""
         update_rule = {} if self.update_rule is None else self.update_rule.arrays()
         parts = {"links": self.transport.arrays(), "update_rule": update_rule, "averaging": self.averaging.arrays()}
         around = {f"{part}.{name}": [value] for part, own in parts.items() for name, value in own.items()}

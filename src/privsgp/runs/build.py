@@ -23,9 +23,7 @@ from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs.budgets import calibrate_nodes, settings, spare
 from privsgp.runs.card import card
 from privsgp.runs.problem import Problem, layout
-from privsgp.runs.resolve import make_graph
 from privsgp.seeds import public_seed
-from privsgp.transport.lossy import Faults
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.accounting.ledger import Segment
-    from privsgp.engine.averaging import FinalModel
     from privsgp.graph import Graph
     from privsgp.runs.config import Config
     from privsgp.runs.resolve import Resolved
@@ -44,7 +41,6 @@ def build_run(
     resolved: Resolved,
     earlier: Sequence[Sequence[Segment]] = (),
     world: World | None = None,
-    faults: Faults | None = None,
     agreed: dict[str, Any] | None = None,
 ) -> RunSpec:
     """Decide everything: σ_i from budgets, the clock, the device. What is impossible is refused here.
@@ -84,11 +80,10 @@ def build_run(
         evaluate_every=config.engine.evaluate_every or max(1, steps // 10),
         checkpoint_every=_checkpoint_every(config, protection),
         block=problem.block,
-        faults=faults,
         layout=layout(config),
         momentum=a.momentum,
         weights=_weights(config, problem.samples, protection),
-        final_model=_final_model(config, faults),
+        final_model=a.final_model,
         noise=IndependentNoise() if c is None else PairwiseNoise(c, config.honest, config.shared_hash()),
         sites=config.data.sites or (),
         share_metrics=config.test_is_public,
@@ -107,16 +102,6 @@ def _weights(config: Config, samples: Sequence[int], protection: Protection) -> 
     return node_weights(config.algorithm.weights, samples, [m.sigma for m in protection.mechanisms])
 
 
-def _final_model(config: Config, faults: Faults | None) -> FinalModel:
-    a = config.algorithm
-    if faults is not None and (a.average != "none" or a.final_mixing):
-        raise Refused(
-            f"algorithm.average = {a.average!r} and algorithm.final_mixing = {a.final_mixing} with simulated faults",
-            "leave them out: nodes that leave or fall behind have no common average",
-        )
-    return a.final_model
-
-
 def make_clock(config: Config, network: Graph, message_bytes: int) -> Waiting | Events:
     """Say when each step is done, or who acts when; messages of `message_bytes` bytes. All of it is public."""
     c, algorithm = config.clock, ALGORITHMS[config.algorithm.name]
@@ -132,31 +117,6 @@ def make_clock(config: Config, network: Graph, message_bytes: int) -> Waiting | 
         return schedule(times, network, config.algorithm.steps, message)
     hears: dict[str, Hears] = {"server": "server", "alone": "nobody"}
     return Waiting(times, network, message, hears.get(algorithm.network, "neighbours"))
-
-
-def simulated_faults(
-    config: Config, *, drop: float, delay: int, crash: Sequence[str], leave: Sequence[str], staleness: int
-) -> Faults | None:
-    """Read the faults of a simulated network; which message is lost is public randomness."""
-    if drop or delay or crash or leave:
-        refuse_faults(config)
-    seed = public_seed(config.seed, config.shared_hash(), "faults")
-    faults = Faults.parse(
-        make_graph(config), drop=drop, delay=delay, crash=crash, leave=leave, staleness=staleness, seed=seed
-    )
-    if faults is not None:
-        faults.refuse_late(config.algorithm.steps)
-    return faults
-
-
-def refuse_faults(config: Config) -> None:
-    """Refuse simulated faults where a lost message would be lost for good."""
-    algorithm = ALGORITHMS[config.algorithm.name]
-    if algorithm.network != "directed" or algorithm.asynchronous:
-        raise Refused(
-            f"faults with algorithm.name = {config.algorithm.name!r}",
-            "only push-sum copes with lost messages: take 'privsgp-vr', say. [clock] simulates asynchrony",
-        )
 
 
 def _learning(problem: Problem, device: torch.device, dtype: torch.dtype) -> Learning:
