@@ -14,7 +14,7 @@ from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.clock import Times, Waiting
 from privsgp.engine.spec import Learning, Protection, RunSpec
 from privsgp.gradients.rounding import kappa
-from privsgp.randomness.independent import IndependentNoise
+from privsgp.randomness.noise import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
 
 if TYPE_CHECKING:

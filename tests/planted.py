@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from privsgp.algorithms import Block, Drawn, Exchange, PushSum, Release, State, Step
-from privsgp.algorithms.algorithm import clipped_mean
+from privsgp.algorithms.block import clipped_mean
 from privsgp.audit import collusion
 from privsgp.audit.audit import AuditReport, audit
 from privsgp.audit.collusion import Told, worst

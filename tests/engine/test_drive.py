@@ -12,7 +12,7 @@ import torch
 import privsgp
 import runs
 from privsgp.algorithms import ALGORITHMS, Algorithm, Exchange, Meet, PrivSGP, Pushed, Release, State, ToServer
-from privsgp.algorithms.algorithm import clipped_mean
+from privsgp.algorithms.block import clipped_mean
 from privsgp.engine.drive import RunDriver, drive, rehearsed
 from privsgp.engine.trainer import Trainer
 from privsgp.errors import Refused

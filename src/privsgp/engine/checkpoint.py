@@ -19,10 +19,10 @@ from safetensors import SafetensorError, safe_open
 
 from privsgp.accounting.ledger import Seen
 from privsgp.algorithms import State
+from privsgp.devices import in_threads
 from privsgp.engine.folder import write_tensors
 from privsgp.errors import Refused
 from privsgp.outside import Whole
-from privsgp.threads import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -23,7 +23,7 @@ from privsgp.errors import Refused
 from privsgp.gradients.rounding import kappa, sum_error, table_error
 from privsgp.gradients.rules.ruled import positions
 from privsgp.randomness.coins import capacity
-from privsgp.randomness.independent import IndependentNoise
+from privsgp.randomness.noise import IndependentNoise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

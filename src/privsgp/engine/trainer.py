@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.algorithms import Block, Exchange, PushSum, State, UpdateRule
 from privsgp.algorithms.block import as_it_is
-from privsgp.devices import current, device_of, keep_memory
+from privsgp.devices import current, device_of, in_threads, keep_memory
 from privsgp.engine import checkpoint
 from privsgp.engine.averaging import Averaging
 from privsgp.engine.budget_guard import BudgetGuard
@@ -32,7 +32,6 @@ from privsgp.gradients.dropout import keyed, without_coins
 from privsgp.gradients.rules.ruled import Ruled
 from privsgp.outside import Hash, Whole
 from privsgp.randomness.pairwise import told
-from privsgp.threads import in_threads
 from privsgp.transport.in_process import InProcess
 from privsgp.transport.protocol import refuse_wild
 from privsgp.transport.rendezvous import World

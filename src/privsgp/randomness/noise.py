@@ -16,6 +16,7 @@ import os
 import struct
 import threading
 import time
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -24,17 +25,19 @@ import numpy as np
 import torch
 
 from privsgp.accounting.sampler_cost import SIGMAS
-from privsgp.devices import device_of
+from privsgp.devices import device_of, have_triton, in_threads
 from privsgp.errors import Refused
-from privsgp.kernels import have_triton
 from privsgp.randomness.box_muller import box_muller
 from privsgp.randomness.cells import to_cells_
-from privsgp.threads import in_threads
+from privsgp.randomness.protocol import NodeNoise, Noise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
+
+    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.randomness.protocol import KeyExchange
 
     Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
 
@@ -427,3 +430,37 @@ def _refuse_shape(out: torch.Tensor, nodes: Sequence[int]) -> None:
             f"noise for {len(nodes)} nodes into {tuple(out.shape)} of {out.dtype}",
             "pass one row for each node, in float32 or float64",
         )
+
+
+@dataclass(frozen=True)
+class IndependentNoise(Noise):
+    """N(0, σ_i² I) for each node, independent of everything else."""
+
+    @property
+    def name(self) -> str:
+        """What a summary calls it."""
+        return "independent"
+
+    def of_nodes(
+        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, exchange: KeyExchange | None = None
+    ) -> NodeNoise:
+        """Return the noise of a process's nodes: there is nothing to agree on."""
+        del exchange
+        return _OfNodes(nodes, mechanisms, source)
+
+
+class _OfNodes(NodeNoise):
+    def __init__(self, nodes: range, mechanisms: Sequence[Mechanism], source: Source) -> None:
+        self._mechanisms = dict(zip(nodes, mechanisms, strict=True))
+        self._source = source
+
+    @property
+    def kernel_source(self) -> Source:
+        """The source itself."""
+        return self._source
+
+    def add_(self, g: torch.Tensor, nodes: Sequence[int], step: int) -> None:
+        """Add N(0, σ_i² I) to each node's row of g, in place."""
+        sigma = [self._mechanisms[i].at(step).sigma for i in nodes]
+        if any(sigma):
+            add_noise_(g, self._source, nodes, step, sigma=sigma)

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean, difference_mean, full_mean
-from privsgp.algorithms.block import Drawn, Settings, State
+from privsgp.algorithms.algorithm import Algorithm, Network
+from privsgp.algorithms.block import Drawn, Settings, State, clipped_mean, difference_mean, full_mean
 from privsgp.algorithms.events import Release, Step, ToServer
 from privsgp.algorithms.push_sum import PrivSGP
 from privsgp.algorithms.saga import PrivSGPVR, SagaOptions, init_table, restore_table, saga_estimate

@@ -18,7 +18,7 @@ from privsgp.features.options import pretraining
 from privsgp.gradients import Layout
 from privsgp.gradients.rounding import kappa, least_difference_clip
 from privsgp.gradients.rules.ruled import positions
-from privsgp.randomness.independent import IndependentNoise
+from privsgp.randomness.noise import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs.budgets import calibrate_nodes, settings, spare
 from privsgp.runs.card import card
@@ -50,7 +50,7 @@ def build_run(
     config, problem, network = resolved.counted, resolved.problem, resolved.graph
     device, dtype, a = chosen_device(config.engine.device), getattr(torch, config.engine.dtype), config.algorithm
     use_tensor_cores(device)
-    steps, dim = a.steps, Layout.of(problem.model).dim
+    steps, dim, step_size = a.steps, Layout.of(problem.model).dim, config.step_size
     clock = make_clock(config, network, dim * dtype.itemsize)
     releases = [clock.released(i, steps) for i in range(network.nodes)] if isinstance(clock, Events) else ()
     learning = _learning(problem, device, dtype)
@@ -74,7 +74,7 @@ def build_run(
         graph=network,
         clock=clock,
         steps=steps,
-        step_size=lambda _k: config.step_size,
+        step_size=lambda _k: step_size,
         device=device,
         dtype=dtype,
         evaluate_every=config.engine.evaluate_every or max(1, steps // 10),

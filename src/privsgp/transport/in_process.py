@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privsgp.devices import device_of
-from privsgp.threads import in_threads
+from privsgp.devices import device_of, in_threads
 from privsgp.transport.protocol import Transport
 
 if TYPE_CHECKING:
