@@ -1,7 +1,4 @@
-"""What every algorithm is: its state, its step, and beside them what one of its messages reveals and to whom.
-
-Gradient estimates that more than one algorithm takes, before noise.
-"""
+"""What every algorithm is: its state, its step, and beside them what one of its messages reveals and to whom."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 A process owns a block. A laptop simulation is one process with m = n; the paper's set-up is n processes with m = 1.
 Algorithms are written once, for a block, and never know which of these they run in: only the driver of a step does.
+
+Below the block are the gradient estimates that more than one algorithm takes, before noise.
 """
 
 from __future__ import annotations
