@@ -67,7 +67,6 @@ TRUSTED: dict[str, dict[str, str]] = {
         "engine/groups.py": "Gives each group of nodes its own nodes, and joins their releases in order.",
         "engine/node_randomness.py": "Draws each sample with the counted probability, and each noise once.",
         "engine/spec.py": "Holds the mechanisms that were counted, and nothing else is used.",
-        "engine/stops.py": "Stops a run only at public moments.",
         "engine/trainer.py": "Wires sampler, clip, noise and ledger to one mechanism per node.",
         "errors.py": "Ends a run without printing a private value.",
         "features/encode.py": "Maps each sample by itself, and keeps features of private samples private.",

@@ -21,8 +21,8 @@ import torch
 from privsgp.algorithms import Block, Drawn, Exchange, PushSum, Release, State, Step
 from privsgp.algorithms.block import clipped_mean
 from privsgp.audit import collusion
+from privsgp.audit.attack import Told, worst
 from privsgp.audit.audit import AuditReport, audit
-from privsgp.audit.collusion import Told, worst
 from privsgp.engine import node_randomness
 from privsgp.gradients.per_sample import PerSample
 from privsgp.gradients.tables.table import Table

@@ -27,7 +27,7 @@ from privsgp.metrics import Calibration, Measure
 from privsgp.options import Options
 from privsgp.planner import settle as planning
 from privsgp.report import page
-from privsgp.report.notebook import watching
+from privsgp.report.terminal import watching
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training

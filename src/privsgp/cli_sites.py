@@ -363,7 +363,7 @@ def relay(
     log_format: LogFormatOption = "text",
 ) -> None:
     """Carry sealed messages between sites that cannot be dialled; for the machine whose card the study names."""
-    from privsgp.engine.stops import Stopping
+    from privsgp.engine.trainer import Stopping
     from privsgp.sites.run import relay as carry
 
     del log_format  # `_logged` has set up the log

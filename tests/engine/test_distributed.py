@@ -9,7 +9,7 @@ from torch.distributed import HashStore
 import malformed
 from privsgp import graph
 from privsgp.algorithms import State
-from privsgp.engine.stops import refuse_no_model
+from privsgp.engine.trainer import refuse_no_model
 from privsgp.errors import Diverged, Refused
 from privsgp.transport import torch_distributed as distributed
 from privsgp.transport.rendezvous import World

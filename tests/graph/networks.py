@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from networkx_graphs import from_networkx
 from privsgp.graph import NAMES, Graph, make
-from privsgp.graph.families import _rows
+from privsgp.graph.sequences import _rows
 
 
 @st.composite

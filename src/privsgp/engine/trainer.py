@@ -8,7 +8,9 @@ models in evaluate.py.
 from __future__ import annotations
 
 import copy
+import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +27,6 @@ from privsgp.engine.groups import Group, one_at_a_time, split, together
 from privsgp.engine.node_randomness import NodeRandomness
 from privsgp.engine.spec import refuse_coarser
 from privsgp.engine.step import chosen, execution
-from privsgp.engine.stops import Stopping, refuse_no_model
 from privsgp.errors import Diverged, Interrupted
 from privsgp.gradients import Layout, stack
 from privsgp.gradients.dropout import keyed, without_coins
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
 
     Watcher = Callable[[int, dict[str, Any] | None], None]
 
+_LEAST_WEIGHT = (
+    2.0**-20
+)  # of a node's weight w, which is 1 at the start: below, z = x / w is what a single step makes of it
 _WITHOUT = 64  # steps between two looks at whether to stop, where there are no checkpoints
 
 
@@ -311,3 +315,33 @@ class Trainer:
     def _together(self, k: int, s: State) -> Step:
         self.randomness.node_noise.begin(k, s.x)
         return together(self.groups, k, s)
+
+
+def refuse_no_model(k: int, s: State, nodes: range) -> None:
+    """End the run where what a node is left with is no model."""
+    refuse_wild(k, s.x, nodes)
+    for node, w in zip(nodes, s.w.tolist(), strict=True):
+        if not w >= _LEAST_WEIGHT:
+            remedy = "z = x / w is no model: take more steps after the last fault, or a denser [graph]"
+            raise Diverged(k, f"the weight of node {node} is w = {w:.2g}", remedy)
+    refuse_wild(k, s.z, nodes)
+
+
+class Stopping:
+    """Lets Ctrl-C and SIGTERM end a run after the step in hand; a second one ends it at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        with suppress(ValueError):  # not the main thread: the caller looks after signals
+            self._before = {n: signal.signal(n, self._ask) for n in (signal.SIGINT, signal.SIGTERM)}
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, _frame: object) -> None:
+        self.asked = True
+        signal.signal(number, self._before[number])

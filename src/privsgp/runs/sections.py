@@ -14,7 +14,7 @@ from privsgp.algorithms.saga import SagaOptions
 from privsgp.data.images import ImageOptions as Images
 from privsgp.data.text import TextOptions as Text
 from privsgp.features.options import ScatteringOptions
-from privsgp.graph.families import RandomOptions
+from privsgp.graph.sequences import RandomOptions
 from privsgp.options import Options
 from privsgp.randomness import PairwiseOptions
 from privsgp.runs import config as configs

@@ -28,7 +28,7 @@ from privsgp.data.same_records import hashes_of, is_tested_on_own
 from privsgp.data.tables import is_table
 from privsgp.engine import checkpoint
 from privsgp.engine.folder import Folder
-from privsgp.engine.stops import Stopping
+from privsgp.engine.trainer import Stopping
 from privsgp.errors import Interrupted, Refused
 from privsgp.files import finite, read_bytes, sync_names, write, write_json
 from privsgp.gradients import Layout
