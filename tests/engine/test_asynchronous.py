@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,7 +26,6 @@ from privsgp.runs.resolve import resolve
 
 SIZES = [40, 60, 30, 50]
 STRAGGLER = {"compute": "exponential", "stragglers": [2], "slowdown": 4.0, "latency": 0.3, "bandwidth": 1e5}
-EARLY = {"start": 0.8, "end": 0.1, "schedule": "linear"}
 
 
 def _training(folder, name, *, kind=Trainer, privacy=None, clock=STRAGGLER, graph="ring", **algorithm):
@@ -36,7 +36,7 @@ def _training(folder, name, *, kind=Trainer, privacy=None, clock=STRAGGLER, grap
             "model": {"name": "mlp", "hidden": 3},
             "graph": {"name": graph},
             "privacy": privacy or {"sigma": [0.1, 0.0, 0.3, 0.05], "clip": 0.5},
-            "algorithm": {"name": name, "batch": 9, "steps": 6, "step_size": EARLY} | algorithm,
+            "algorithm": {"name": name, "batch": 9, "steps": 6, "step_size": 0.8} | algorithm,
             "clock": clock,
             "engine": {"device": "cpu", "dtype": "float64"},
         }
@@ -45,7 +45,9 @@ def _training(folder, name, *, kind=Trainer, privacy=None, clock=STRAGGLER, grap
     place.path.mkdir()
     place.prepare()
     place.identify({}, None)
-    return kind(build.build_run(resolve(config, problems.load_problem(config))), place)
+    spec = build.build_run(resolve(config, problems.load_problem(config)))
+    first = spec.step_size(0)
+    return kind(replace(spec, step_size=lambda k: first * (1 - k / 8)), place)  # each step has its own
 
 
 def _expected(spec):
