@@ -66,7 +66,7 @@ class Incoming:
 class Lockstep(Transport):
     """All nodes in one process over such links, where every message arrives in its step."""
 
-    local, plain = True, False
+    local = True
 
     def __init__(self, graph: Graph, like: Tensor) -> None:
         self.graph, self.pairs = graph, graph.links()

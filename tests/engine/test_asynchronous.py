@@ -25,7 +25,7 @@ from privsgp.runs import train as training
 from privsgp.runs.resolve import resolve
 
 SIZES = [40, 60, 30, 50]
-STRAGGLER = {"compute": "exponential", "stragglers": [2], "slowdown": 4.0, "latency": 0.3, "bandwidth": 1e5}
+STRAGGLER = {"compute": "exponential", "stragglers": [2], "slowdown": 4.0, "latency": 0.3}
 
 
 def _training(folder, name, *, kind=Trainer, privacy=None, clock=STRAGGLER, graph="ring", **algorithm):

@@ -23,7 +23,7 @@ X, W = torch.arange(12.0).view(4, 3), torch.ones(4, dtype=torch.float64)
 class _World:
     """Notes what a driver does, and mixes by doubling."""
 
-    local, plain, once, message_bytes = True, True, False, 10
+    local, message_bytes = True, 10
 
     def __init__(self):
         self.done = []

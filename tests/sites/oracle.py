@@ -47,7 +47,7 @@ def lockstep(c):
 class Replayed(Transport):
     """One node of a run whose messages are known: which it sent at each step, and which it took."""
 
-    local, plain = False, False
+    local = False
 
     def __init__(self, c, node, sky):
         self.graph, self.node, self.sky = c.agreement.graph, node, sky

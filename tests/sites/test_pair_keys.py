@@ -14,7 +14,7 @@ import planted
 from privsgp import data
 from privsgp.accounting.book import Total
 from privsgp.accounting.policy import Policy
-from privsgp.audit import collusion
+from privsgp.audit import attack as attacks
 from privsgp.errors import Refused
 from privsgp.randomness import pairwise
 from privsgp.randomness.noise import Keyed, Secure
@@ -192,9 +192,9 @@ def test_the_noise_of_sites_is_made_by_the_code_of_one_process_and_of_torchrun(s
 def attacked(six, keys, steps=8):
     """Return what is left of σ_eff² before a coalition that knows all its secrets, and of steps' differences; and p."""
     made, covariance = noises(six, keys), spec_of(six, 0).protection.covariance
-    told = [collusion.listen(one, lambda out: out[:, None, :]) for one in made]
+    told = [attacks.listen(one, lambda out: out[:, None, :]) for one in made]
     everybody = told[0]
-    attack = collusion.Collusion(covariance, HONEST, everybody)
+    attack = attacks.Collusion(covariance, HONEST, everybody)
     left = []
     for k in range(steps):
         added = drawn(made, k)[:, None, :]

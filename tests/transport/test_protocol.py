@@ -17,7 +17,6 @@ class _Carrier(Transport):
     """Mixes as one process does, and keeps who was asked what."""
 
     local: ClassVar[bool] = False
-    plain: ClassVar[bool] = False
     message_bytes = 1000
 
     def __init__(self, network, like):

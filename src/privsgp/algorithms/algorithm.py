@@ -60,12 +60,6 @@ class Algorithm(ABC):
         """Whether noise that pairs of nodes share cancels in the sum of all nodes."""
         return cls.private and getattr(cls.step, "cancelling", False)
 
-    @staticmethod
-    def sent_bytes(settings: Settings, dim: int, number: int) -> int:
-        """Return how long a node's message of `dim` numbers is, each of `number` bytes."""
-        del settings
-        return dim * number
-
     def begin(self, z: Tensor) -> None:  # noqa: B027 - most algorithms remember nothing
         """Prepare what the algorithm remembers, at z⁰."""
 

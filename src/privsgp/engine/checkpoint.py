@@ -186,19 +186,10 @@ def load_into(path: Path, s: State, memory: Memory) -> State:
     Assumes: the file was `verified`.
     """
     load_arrays(path, memory)
-    x, w = load_state(path)
-    return State.debiased(x.to(s.x.device), w.to(s.w.device))
-
-
-def load_state(path: Path) -> tuple[Tensor, Tensor]:
-    """Return x and w of a checkpoint.
-
-    Assumes: the file was `verified`.
-    """
     with _opened(path) as (file, _):
         x, w = file.get_tensor("x"), file.get_tensor("w")
     _refuse_no_state(path, x, w)
-    return x, w
+    return State.debiased(x.to(s.x.device), w.to(s.w.device))
 
 
 def load_arrays(path: Path, memory: Memory) -> None:

@@ -294,7 +294,7 @@ class Trainer:
             random=randomness,
             step_size=spec.step_size,
             update_rule=self.update_rule,
-            recorded=execution(gradient, spec.device) if self.transport.plain else as_it_is,
+            recorded=execution(gradient, spec.device) if self.transport.local else as_it_is,
         )
 
     def _update_rule(self) -> UpdateRule | None:
@@ -308,7 +308,7 @@ class Trainer:
         if len(self.groups) > 1:
             return self._together
         source = self.randomness.node_noise.kernel_source
-        if self.transport.plain and source is not None and isinstance(self.algorithm, PushSum):
+        if self.transport.local and source is not None and isinstance(self.algorithm, PushSum):
             return chosen(self.algorithm, self.spec.graph, source, self.state.x)
         return self.algorithm.step
 

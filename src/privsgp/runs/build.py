@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,7 +50,7 @@ def build_run(
     device, dtype, a = chosen_device(config.engine.device), getattr(torch, config.engine.dtype), config.algorithm
     use_tensor_cores(device)
     steps, dim, step_size = a.steps, Layout.of(problem.model).dim, config.step_size
-    clock = make_clock(config, network, dim * dtype.itemsize)
+    clock = make_clock(config, network)
     releases = [clock.released(i, steps) for i in range(network.nodes)] if isinstance(clock, Events) else ()
     learning = _learning(problem, device, dtype)
     places = positions(learning.model, learning.made_up()[0])
@@ -102,21 +101,18 @@ def _weights(config: Config, samples: Sequence[int], protection: Protection) -> 
     return node_weights(config.algorithm.weights, samples, [m.sigma for m in protection.mechanisms])
 
 
-def make_clock(config: Config, network: Graph, message_bytes: int) -> Waiting | Events:
-    """Say when each step is done, or who acts when; messages of `message_bytes` bytes. All of it is public."""
+def make_clock(config: Config, network: Graph) -> Waiting | Events:
+    """Say when each step is done, or who acts when. All of it is public."""
     c, algorithm = config.clock, ALGORITHMS[config.algorithm.name]
     times = Times(
-        network.nodes, c.compute, c.mean, c.spread or 0.0, c.latency, c.bandwidth or math.inf,
+        network.nodes, c.compute, c.mean, c.spread or 0.0,
         tuple(c.stragglers) if isinstance(c.stragglers, list) else c.stragglers, c.slowdown,
         public_seed(config.seed, config.shared_hash(), "clock"),
     )  # fmt: skip
-    number = getattr(torch, config.engine.dtype).itemsize
-    sent = algorithm.sent_bytes(settings(config), message_bytes // number, number)
-    message = (times.message(sent) + times.message(message_bytes)) / 2  # what a server sends back is not compressed
     if algorithm.asynchronous:
-        return schedule(times, network, config.algorithm.steps, message)
+        return schedule(times, network, config.algorithm.steps, c.latency)
     hears: dict[str, Hears] = {"server": "server", "alone": "nobody"}
-    return Waiting(times, network, message, hears.get(algorithm.network, "neighbours"))
+    return Waiting(times, network, c.latency, hears.get(algorithm.network, "neighbours"))
 
 
 def _learning(problem: Problem, device: torch.device, dtype: torch.dtype) -> Learning:

@@ -241,8 +241,7 @@ class Clock(Options):
     )
     mean: Positive = option(1.0, "seconds that a gradient takes")
     spread: Positive | None = option(None, "standard deviation / mean of lognormal times")
-    latency: NotNegative = option(0.0, "seconds that a message takes, however short")
-    bandwidth: Positive | None = option(None, "bytes a second; left out: no limit")
+    latency: NotNegative = option(0.0, "seconds that a message takes")
     stragglers: Annotated[float, Field(ge=0, le=1)] | list[Annotated[int, Field(ge=0)]] = option(
         0.0, "slow nodes: a fraction of them, or a list of their numbers"
     )
@@ -790,6 +789,7 @@ GONE: dict[str, tuple[str, Any]] = {
         "leave it out: privsgp puts a table on the device, or in memory if it has no room",
         "auto",
     ),
+    "clock.bandwidth": ("leave it out: clock.latency is what a message takes", None),
     "plan.may_spend": ("leave it out: a plan never looks at the nodes' own data", False),
     "plan.evaluations": ("leave it out: a node evaluates algorithm.batch × algorithm.steps gradients", None),
 }

@@ -48,7 +48,6 @@ class SitesTransport(Transport):
     """Mixes the one node of a site with those of others."""
 
     local: ClassVar[bool] = False
-    plain: ClassVar[bool] = False
 
     def __init__(
         self, site: Site, agreement: Agreement, node: int, inbox: Inbox, outbox: Outbox, members: Gossip, log: Path,

@@ -17,8 +17,7 @@ from privsgp.accounting import accountant, calibration
 from privsgp.accounting.mechanisms import Counts, Shared
 from privsgp.accounting.pairwise import NoiseGraph, solve
 from privsgp.errors import Refused
-from privsgp.randomness.independent import IndependentNoise
-from privsgp.randomness.noise import Source, levels, snap_
+from privsgp.randomness.noise import IndependentNoise, Source, levels, snap_
 from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.transport.in_process import InProcess
 

@@ -42,7 +42,6 @@ class InProcess(Transport):
     """Mixes where every node is in this process."""
 
     local: ClassVar[bool] = True
-    plain: ClassVar[bool] = True
 
     def __init__(self, graph: Graph, like: Tensor) -> None:
         self.graph, self.like = graph, like[:0]
