@@ -110,11 +110,12 @@ class _Watched(Trainer):
 
 @pytest.mark.parametrize("clock", [STRAGGLER, {}])
 def test_averaging_keeps_the_mean_and_a_gradient_moves_it_by_its_share(tmp_path, clock):
-    run = _training(tmp_path, "adp2-sgd", kind=_Watched, clock=clock, step_size=0.5)
+    run = _training(tmp_path, "adp2-sgd", kind=_Watched, clock=clock)
     before = run.state.x.mean(0)
     after = run.run().state.x.mean(0)
-    moved = torch.stack([g for g, _, _ in run.kept]).sum(0)
-    torch.testing.assert_close(after, before - 0.5 / 4 * moved, rtol=0, atol=1e-12)
+    sizes = [run.spec.step_size(t // 4) for t in range(len(run.kept))]
+    moved = sum(size * g for size, (g, _, _) in zip(sizes, run.kept, strict=True))
+    torch.testing.assert_close(after, before - moved / 4, rtol=0, atol=1e-12)
 
 
 def test_a_node_that_nobody_disturbs_is_never_stale(tmp_path):
