@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export MPLBACKEND := Agg
+export PRIVSGP_CACHE ?= $(CURDIR)/.venv/cache
 export PRIVSGP_STATE ?= $(CURDIR)/.venv/state
 
 .PHONY: setup demo demo-pairwise test test-unit test-faults test-gpu test-pythons wheel test-browser browser audit bench results docs lint licences clean

@@ -24,13 +24,16 @@ def test_steps_and_averages(tmp_path, options):
     _same(tmp_path, runs.small(tmp_path, cluster.IRREGULAR), options)
 
 
-def test_features(tmp_path):
+def test_features(tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIVSGP_CACHE", str(tmp_path / "cache"))
     x, y = load_digits(return_X_y=True)
     images = (x / 16).reshape(-1, 8, 8).astype(np.float32)
     np.savez(tmp_path / "images.npz", x=images[300:], y=y[300:], x_test=images[:300], y_test=y[:300])
     config = runs.small(tmp_path, cluster.IRREGULAR)
     named = runs.changes(data__name=str(tmp_path / "images.npz"), algorithm__steps=6)
     _same(tmp_path, config, [*named, *FEATURES])
+    # each node's features have a file, and so has the test set: all were computed once
+    assert len(list((tmp_path / "cache" / "features").iterdir())) == 12
 
 
 def _same(tmp_path, config, options):

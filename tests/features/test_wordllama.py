@@ -37,6 +37,7 @@ def _package(tmp_path, monkeypatch):
         (package / name).write_bytes(raw)
         monkeypatch.setattr(module, "_SHA256", hashlib.sha256(raw).hexdigest())
     monkeypatch.syspath_prepend(tmp_path / "lib")
+    monkeypatch.setenv("PRIVSGP_CACHE", str(tmp_path / "cache"))
     subwords._tables.cache_clear()
     subwords._encoded.cache_clear()
     yield

@@ -148,3 +148,12 @@ def test_noise_that_does_not_keep_a_budget_is_refused_before_anything_is_sent(tm
     assert ran.code == 2
     assert "sigma = 1e-09 of node 2: its 6 releases would spend" in ran.err
     assert not list((tmp_path / "out" / "ledger").iterdir())
+
+
+def test_no_epsilon_is_kept_in_a_file_that_another_run_would_believe(tmp_path, monkeypatch):
+    """A kept ε that was 10 % too low passed all three readings, and `train` promised it."""
+    monkeypatch.setenv("PRIVSGP_CACHE", str(tmp_path / "cache"))
+    options = runs.changes(algorithm__name="privsgp", algorithm__batch=60, privacy__epsilon=1.37)
+    summary = runs.train(runs.small(tmp_path, SAG), tmp_path / "run", *options)
+    assert 0 < summary["epsilon_spent"][0] <= 1.37
+    assert not (tmp_path / "cache").exists()

@@ -279,7 +279,8 @@ def test_a_huge_model_is_refused_before_it_takes_memory(three, hidden, weights, 
         huge.spec(data.load(str(three.files[0]), classes=10), 0)
 
 
-def test_features_are_made_anew_and_compared(three):
+def test_features_are_made_anew_and_compared(three, tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIVSGP_CACHE", str(tmp_path / "cache"))
     d = data.load(str(three.files[0]), classes=10)
     d = dataclasses.replace(d, x=d.x.reshape(-1, 1, 8, 8), x_test=d.x_test.reshape(-1, 1, 8, 8))
     made = {"name": "scattering", "scales": 1, "angles": 2}

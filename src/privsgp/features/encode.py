@@ -1,13 +1,18 @@
 """Features of samples: what a fixed map makes of each sample alone, computed in chunks on the device of the run.
 
-Features of private samples are as private as the samples. privsgp keeps them in memory alone.
+Features of private samples are as private as the samples. Those that are kept on disk are for their owner alone: the
+folder has mode 0700, its files 0600. It only ever saves time: privsgp computes again what is missing or damaged, and
+uses no folder that others can write to.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import itertools
+import os
+import stat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,8 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from privsgp.errors import Refused
+from privsgp.files import replace, user_folder
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     Array = NDArray[np.float32] | NDArray[np.int64]
@@ -63,13 +71,13 @@ def digest(module: nn.Module) -> str:
 
 
 def encode(module: nn.Module, x: Array, device: torch.device) -> NDArray[np.float32]:
-    """Return the features of samples, rounded to float16's 11 bits, as `Encoded` rounds them later.
+    """Return the features of samples, rounded to float16's 11 bits: what is read from disk later is the same.
 
     Guarantee: row j depends on sample j alone.
     """
     module = module.to(device)
     rows = np.zeros((0,), np.float16)
-    chunk = _CHUNK.get(device.type, _CHUNK["cpu"])
+    chunk = max(_CHUNK.get(device.type, _CHUNK["cpu"]), getattr(module, "chunk", 0))
     with torch.no_grad():
         for start in range(0, len(x), chunk):
             part = torch.from_numpy(x[start : start + chunk]).to(device)
@@ -80,7 +88,7 @@ def encode(module: nn.Module, x: Array, device: torch.device) -> NDArray[np.floa
 
 
 def as_kept(rows: Tensor) -> Tensor:
-    """Return features in the float16 that a model learns from."""
+    """Return features in the float16 that they are kept in."""
     return rows.float().clamp(-_LARGEST, _LARGEST).nan_to_num(0.0).half()
 
 
@@ -96,3 +104,45 @@ class Encoded(nn.Module):
         kept = as_kept(self.encoder(x))
         out: Tensor = self.model(kept.to(next(self.model.parameters()).dtype))
         return out
+
+
+def encode_once(module: nn.Module, x: Array, device: torch.device, folder: Path | None) -> NDArray[np.float32]:
+    """Return `encode`'s features, from the folder if they are there; a folder that cannot be used is left alone.
+
+    Assumes: where there is a folder, the module is what its weights and its shape of output say.
+    """
+    if folder is None:
+        return encode(module, x, device)
+    name = hashlib.sha256(f"{digest(module)} {x.shape} {device.type} {torch.__version__}".encode())
+    name.update(np.ascontiguousarray(x).tobytes())
+    path = folder / f"{name.hexdigest()}.npy"
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        if _is_own(folder):
+            kept: NDArray[np.float16] = np.load(path, allow_pickle=False)
+            return kept.astype(np.float32)
+    made = encode(module, x, device)
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if _is_own(folder):
+            folder.chmod(0o700)
+            replace(path, lambda temporary: _save(temporary, made))
+    return made
+
+
+def cache_folder() -> Path | None:
+    """Return $PRIVSGP_CACHE, $XDG_CACHE_HOME/privsgp or ~/.cache/privsgp; None without a home folder."""
+    try:
+        return user_folder("PRIVSGP_CACHE", "XDG_CACHE_HOME", ".cache", "privsgp") / "features"
+    except RuntimeError:
+        return None
+
+
+def _is_own(place: Path) -> bool:
+    status = place.stat()
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _save(path: Path, features: NDArray[np.float32]) -> None:
+    path.touch(0o600)
+    with path.open("wb") as file:
+        np.save(file, features.astype(np.float16))

@@ -14,13 +14,12 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from privsgp import data
+from privsgp import data, features
 from privsgp.accounting.pairwise import Sharing
 from privsgp.data.loading import file_path, hashes_in, holds_records_of, like, site_paths
 from privsgp.data.same_records import in_common
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
-from privsgp.features.encode import encode
 from privsgp.gradients import Layout
 from privsgp.outside import Above0, From1, between, keys
 from privsgp.planner import record, stand_in
@@ -197,7 +196,7 @@ def runs_of(config: Config, source: Source, problem: Problem, data_dir: Path | N
     x, y = d.x, d.y
     if problem.encoder is not None:
         few = np.random.default_rng(1).permutation(len(x))[: 5 * count]
-        x, y = encode(problem.encoder, x[few], torch.device("cpu")), y[few]
+        x, y = features.encode_once(problem.encoder, x[few], torch.device("cpu"), None), y[few]
     if x.shape[1:] != problem.dataset.x.shape[1:]:
         raise Refused(
             f"plan.data = {source.name!r}: a sample has shape {x.shape[1:]}, the nodes' have "
