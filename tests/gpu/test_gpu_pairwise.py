@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from privsgp.accounting.mechanisms import SampledMean, Shared
-from privsgp.accounting.pairwise import NoiseGraph, solve
+from privsgp.accounting.pairwise import NoiseGraph
+from privsgp.accounting.sharing import solve
 from privsgp.randomness import pairwise
 from privsgp.randomness.noise import Keyed, Secure
 from privsgp.randomness.pairwise import PairStreams, PairwiseNoise

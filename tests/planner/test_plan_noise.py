@@ -10,7 +10,8 @@ import torch
 from privsgp import graph as graphs
 from privsgp import models
 from privsgp.accounting.mechanisms import SampledMean
-from privsgp.accounting.pairwise import NoiseGraph, Sharing, solve
+from privsgp.accounting.pairwise import NoiseGraph
+from privsgp.accounting.sharing import Sharing, solve
 from privsgp.algorithms import Block, Drawn, Exchange, PrivSGP, Randomness, Settings, State
 from privsgp.engine.drive import drive
 from privsgp.planner import stand_in

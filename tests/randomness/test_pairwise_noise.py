@@ -15,7 +15,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from privsgp.accounting.mechanisms import Anchored, SampledMean, Shared
-from privsgp.accounting.pairwise import NoiseGraph, solve
+from privsgp.accounting.pairwise import NoiseGraph
+from privsgp.accounting.sharing import solve
 from privsgp.errors import Refused
 from privsgp.randomness import pairwise
 from privsgp.randomness.noise import Keyed, Secure, Streams

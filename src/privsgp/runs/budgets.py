@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from privsgp.accounting import calibration
 from privsgp.accounting.counting import Count, Filter, count
 from privsgp.accounting.mechanisms import Saga, Shared
-from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, solve, trust_curve
+from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, trust_curve
+from privsgp.accounting.sharing import solve
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.engine.spec import Protection
@@ -150,7 +151,7 @@ def calibrate_nodes(
     if graph is not None:
         mechanisms = [Shared(m, config.honest, graph.partners) for m in mechanisms]
 
-    world, needed = world or World(), functools.cache(Count.sigma)  # nodes that are alike need the same
+    world, needed = world or World(), functools.cache(calibration.needed)  # nodes that are alike need the same
     if allowance is not None:
 
         def calibrated(i: int) -> float:
