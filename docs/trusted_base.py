@@ -148,7 +148,7 @@ OUTSIDE = {
     "accounting/calibration.py": "Searches for noise. `engine/spec.py` refuses noise that is counted above a budget.",
     "accounting/lower_bound.py": "Refuses an ε that is below what an observer learns. It changes none.",
     "accounting/policy.py": "Refuses runs. The ε of a run that it lets pass is printed as it is.",
-    "accounting/sharing.py": "Searches for shared noise. `runs/budgets.py` counts what it is worth, and refuses too little.",
+    "accounting/sharing.py": "Searches for shared noise. `runs/budgets.py` counts what it is worth.",
     "sites/policy.py": "Refuses runs. The ε of a run that it lets pass is printed as it is.",
     "gradients/unrolled.py": "Is a part of the model. `gradients/stacked.py` maps it over samples one by one.",
     "plugins.py": "Finds packages. What it finds declares a mechanism, which is counted.",
@@ -171,7 +171,7 @@ OUTSIDE = {
     "models/networks.py": "Builds a public model. `gradients/stacked.py` probes it.",
     "models/options.py": "Names models.",
     "data/published.py": "Reads data sets whose records are published.",
-    "data/same_records.py": "Refuses data that are called public and are private. ε takes what is called public as public.",
+    "data/same_records.py": "Refuses private data that somebody called public by mistake.",
     "data/schema_text.py": "Writes public schemas, and the words of refusals.",
     "data/tokens.py": "Fixed maps of one text. `data/text.py` gives it one text at a time.",
     "data/fields.py": "Is a part of the model. `gradients/stacked.py` probes it.",
@@ -205,7 +205,8 @@ These files must be right for ε to be true. A file is in this list if a mistake
 run larger than the ε that privsgp prints. Lines are lines of code, without blank lines, comments and docstrings.
 
 privsgp also trusts Python, numpy, scipy, PyTorch, dp-accounting, cryptography, SQLite, the operating system and the
-hardware. Between sites it trusts gRPC to carry bytes, and nothing else.
+hardware. Between sites it trusts gRPC to carry bytes, and nothing else. It takes data that a configuration calls public
+as public: it compares them with private records, but this comparison cannot find everything.
 
 {totals}
 

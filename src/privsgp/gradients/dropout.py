@@ -96,5 +96,4 @@ def with_keys(keys: Tensor | None) -> Iterator[None]:
 def uniforms(keys: Tensor, number: int, count: int) -> Tensor:
     """Return `count` whole numbers below 2⁵³ for each key, [rows, count], of layer `number`."""
     units = torch.arange(count, device=keys.device) + (number << 40)
-    mixed = mixed(keys[:, None] + units * ODD[0])
-    return mixed & ((1 << _BITS) - 1)
+    return mixed(keys[:, None] + units * ODD[0]) & ((1 << _BITS) - 1)
