@@ -15,7 +15,8 @@ import torch
 
 from privsgp.accounting import accountant, calibration
 from privsgp.accounting.mechanisms import Counts, Shared
-from privsgp.accounting.pairwise import NoiseGraph, solve
+from privsgp.accounting.pairwise import NoiseGraph
+from privsgp.accounting.sharing import solve
 from privsgp.errors import Refused
 from privsgp.randomness.independent import IndependentNoise
 from privsgp.randomness.noise import Source, levels, snap_
