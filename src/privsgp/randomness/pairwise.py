@@ -7,8 +7,7 @@ are ChaCha20's under the pair's own key, with (pair, step) as nonce, so both end
 - in a simulation the keys follow from the seed;
 - without a seed, where both ends are in this process, they are this process's secret, as own noise is;
   (where pairs take long, these two draw the nodes' sums over all pairs at once, which have the same law);
-- between processes they come from X25519 keys that are made for this life of a process, HKDF over the transcript of the
-  exchange: no third process can compute them, and no other life of the run has the same.
+- between sites they come from X25519 keys that cards sign (`sites/protocol/pairs.py`): nobody else can compute them.
 
 A sum is formed in one order at every node, pairs by their other end, then own noise, then the gradient. Where noise is
 secret the gradient comes before own noise, all is in float64, and is rounded once, to the grid of the node's own noise.
@@ -16,9 +15,6 @@ secret the gradient comes before own noise, all is in float64, and is rounded on
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
 import math
 import time
 from dataclasses import dataclass
@@ -41,21 +37,19 @@ if TYPE_CHECKING:
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.accounting.pairwise import NoiseGraph, Pair, PairwiseCovariance
     from privsgp.randomness.noise import Normals, Rows, Source
-    from privsgp.randomness.protocol import Gather, KeyExchange
+    from privsgp.randomness.protocol import KeyExchange
 
 
-_LOG = logging.getLogger(__name__)
 _PARTED = 1.0  # seconds by which clocks may part while nothing but time passes: slewing needs half an hour for it
 _LONG = 1 << 22  # numbers a step, of all pairs, beyond which their sums are drawn at once where they may be
 
 
 @dataclass(frozen=True)
 class PairwiseNoise(Noise):
-    """a_i + Σ_j ± s_i u_ij, by the covariance that was settled; `context` is what else all nodes agree on."""
+    """a_i + Σ_j ± s_i u_ij, by the covariance that was settled."""
 
     covariance: PairwiseCovariance
     honest: int
-    context: str = ""
 
     def __post_init__(self) -> None:
         self.covariance.refuse_large_pairs()
@@ -75,16 +69,7 @@ class PairwiseNoise(Noise):
     ) -> NodeNoise:
         """Return the noise of a process's nodes; `exchange` agrees on secrets where others are elsewhere."""
         here = Ends(self.covariance.graph, nodes)
-        return _OfNodes(self, here, mechanisms, source, _pair_source(self, here, source, exchange))
-
-    def transcript(self, keys: Sequence[str]) -> bytes:
-        """Return what must be the same at both ends of every pair: the noise of all, who shares it, and their keys."""
-        c = self.covariance
-        told = {
-            "context": self.context, "honest": self.honest, "own": c.own, "pair": c.pair, "weights": c.weights,
-            "pairs": c.graph.pairs, "keys": list(keys),
-        }  # fmt: skip
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
+        return _OfNodes(self, here, mechanisms, source, _pair_source(here, source, exchange))
 
 
 class Ends:
@@ -167,7 +152,7 @@ def _clock_offset() -> float:
     return time.time() - counted
 
 
-def _pair_source(noise: PairwiseNoise, here: Ends, source: Source, exchange: KeyExchange | None) -> Normals:
+def _pair_source(here: Ends, source: Source, exchange: KeyExchange | None) -> Normals:
     """Return where the numbers of pairs come from."""
     if isinstance(source, Keyed):
         return source.derived("pairs")
@@ -175,56 +160,9 @@ def _pair_source(noise: PairwiseNoise, here: Ends, source: Source, exchange: Key
         raise Refused(
             f"noise that nodes {here.nodes.start} … {here.nodes.stop - 1} share with nodes elsewhere, and no way to "
             "tell these a key",
-            "take privacy.noise = 'independent': what one end adds the other could not subtract",
+            "take privacy.noise = 'independent', or let sites join with `privsgp join`, which exchange signed keys",
         )
-    return Secure() if exchange is None else exchange(noise, here)
-
-
-def told(gather: Gather) -> KeyExchange:
-    """Return how secrets are agreed on where processes tell each other public keys."""
-    return lambda noise, here: PairStreams(exchange(noise, here, gather))
-
-
-def exchange(noise: PairwiseNoise, here: Ends, gather: Gather) -> dict[int, bytes]:
-    """Agree on a secret with the other end of every pair; return the pairs' keys by number.
-
-    Guarantee: the key of a pair is HKDF-SHA256 of X25519 between its two ends, over the transcript of all public keys
-    and all noise levels. Ends that were shown different transcripts are refused here, or, where they were lied to about
-    that too, have different keys.
-
-    Assumes: process 0, which passes on the public keys under torchrun, does not put its own in their place *and* lie to
-    both ends about the transcript. Every process logs the transcript's fingerprint: sites can compare it by another
-    way. Sites that do not trust process 0 use `privsgp join`, where cards sign these keys.
-    """
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-
-    own = {i: X25519PrivateKey.generate() for i in here.nodes}
-    keys = gather([own[i].public_key().public_bytes_raw().hex() for i in here.nodes])
-    transcript = noise.transcript(keys)
-    _refuse_other_transcript(transcript, here, gather)
-    if len(set(keys)) < len(keys):
-        raise Refused("two nodes have the same public key", "each makes its own: ask the sites, and start again")
-    secrets = {}
-    for i, j in here.pairs:
-        mine, other = (i, j) if i in own else (j, i)
-        try:
-            shared = own[mine].exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(keys[other])))
-        except ValueError as error:
-            raise Refused(f"the public key of node {other} is of no use: {error}", "ask its site") from error
-        secrets[here.number((i, j))] = derived(shared, transcript, f"privsgp 1 pair {i} {j}".encode())
-    compare = "unless process 0 is trusted, compare it with the other sites' by another way"
-    _LOG.info("pair secrets are agreed on: transcript %s; %s", transcript.hex()[:32], compare)
-    return secrets
-
-
-def _refuse_other_transcript(transcript: bytes, here: Ends, gather: Gather) -> None:
-    """Refuse to go on where another process was shown other keys or noise levels."""
-    own = transcript.hex()
-    if any(said != own for said in gather([own] * len(here.nodes))):
-        raise Refused(
-            "the processes were shown different keys or noise levels: their transcripts differ",
-            "nothing was sent; somebody changes what processes tell each other: find out who, and start again",
-        )
+    return Secure() if exchange is None else exchange(here)
 
 
 def derived(secret: bytes, salt: bytes, info: bytes) -> bytes:

@@ -146,12 +146,17 @@ def calibrate_nodes(
     bare = [
         algorithm.mechanism(made, sigma=sigmas[i], batch=batches[i], samples=samples[i], kappa=slack) for i in range(n)
     ]
-    graph = noise_graph(config, n)
+    graph, world = noise_graph(config, n), world or World()
+    if graph is not None and config.seed is None and not world.alone:
+        raise Refused(
+            f"privacy.noise = {config.privacy.noise!r} in {world.size} processes",
+            "take 'independent' under torchrun; sites that share noise use `privsgp join`, which exchanges signed keys",
+        )
     mechanisms = [m.changed(coordinates=coordinates) for m in bare]
     if graph is not None:
         mechanisms = [Shared(m, config.honest, graph.partners) for m in mechanisms]
 
-    world, needed = world or World(), functools.cache(calibration.needed)  # nodes that are alike need the same
+    needed = functools.cache(calibration.needed)  # nodes that are alike need the same
     if allowance is not None:
 
         def calibrated(i: int) -> float:
