@@ -94,6 +94,7 @@ TRUSTED: dict[str, dict[str, str]] = {
         "randomness/noise.py": "Draws secret noise from ChaCha20, and never the same numbers twice.",
         "randomness/pairwise.py": "Adds a pair's noise with opposite signs, and each node's own noise.",
         "randomness/protocol.py": "States what every kind of noise must answer.",
+        "randomness/snapshot.py": "Notices that a machine was put back to a snapshot of its memory.",
         "runs/booked.py": "Registers a run in the budget book before its first release.",
         "runs/budgets.py": "Calibrates each node's noise for its own J, b and (ε, δ).",
         "runs/build.py": "Hands the counted mechanisms to the engine.",
@@ -120,6 +121,7 @@ TRUSTED: dict[str, dict[str, str]] = {
         "transport/torch_distributed.py": "Sends released messages only.",
     },
     SITES: {
+        "randomness/pair_streams.py": "Draws the same numbers at both ends of a pair, and each for one message.",
         "sites/agreement.py": "Turns the signed agreement into the run that is counted.",
         "sites/canonical.py": "Writes one value as one sequence of bytes.",
         "sites/identity.py": "Keeps the site's keys private.",

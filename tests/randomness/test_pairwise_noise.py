@@ -16,9 +16,10 @@ from privsgp.accounting.mechanisms import Anchored, SampledMean, Shared
 from privsgp.accounting.pairwise import NoiseGraph
 from privsgp.accounting.sharing import solve
 from privsgp.errors import Refused
-from privsgp.randomness import pairwise
+from privsgp.randomness import pairwise, snapshot
 from privsgp.randomness.noise import Keyed, Secure, Streams
-from privsgp.randomness.pairwise import PairStreams, PairwiseNoise
+from privsgp.randomness.pair_streams import PairStreams
+from privsgp.randomness.pairwise import PairwiseNoise
 
 NODES, HONEST, D = 6, 4, 5000
 
@@ -126,7 +127,7 @@ def test_both_ends_make_the_same_words_and_another_counter_makes_others():
 def test_memory_that_may_be_an_old_one_gives_no_numbers(monkeypatch):
     streams = PairStreams({7: b"k" * 32})
     moved = time.time() + 100
-    monkeypatch.setattr("privsgp.randomness.pairwise.time.time", lambda: moved)
+    monkeypatch.setattr("privsgp.randomness.snapshot.time.time", lambda: moved)
     with pytest.raises(Refused, match="snapshot"):
         streams.fill_normal(torch.empty(1, 5, dtype=torch.float64), [7], 3)
 
@@ -224,8 +225,8 @@ def test_shared_noise_of_an_old_memory_is_not_used(monkeypatch):
     """A copy of the memory between draw and message would send another message under the same noise."""
     node_noise = of_nodes(noise(), Secure())
     node_noise.begin(0, torch.zeros(NODES, D))
-    now = pairwise._clock_offset()
-    monkeypatch.setattr(pairwise, "_clock_offset", lambda: now + 3600)
+    now = snapshot.clock_offset()
+    monkeypatch.setattr(snapshot, "clock_offset", lambda: now + 3600)
     with pytest.raises(Refused, match="put back to a snapshot"):
         drawn(node_noise)
 

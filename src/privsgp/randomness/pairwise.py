@@ -16,18 +16,18 @@ secret the gradient comes before own noise, all is in float64, and is rounded on
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from privsgp.devices import device_of
 from privsgp.errors import Refused
-from privsgp.randomness.noise import Keyed, Secure, Streams, add_noise_
+from privsgp.randomness.noise import Keyed, Secure, add_noise_
 from privsgp.randomness.protocol import NodeNoise, Noise
+from privsgp.randomness.snapshot import clock_offset, refuse_old_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,11 +36,10 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.accounting.pairwise import NoiseGraph, Pair, PairwiseCovariance
-    from privsgp.randomness.noise import Normals, Rows, Source
+    from privsgp.randomness.noise import Normals, Source
     from privsgp.randomness.protocol import KeyExchange
 
 
-_PARTED = 1.0  # seconds by which clocks may part while nothing but time passes: slewing needs half an hour for it
 _LONG = 1 << 22  # numbers a step, of all pairs, beyond which their sums are drawn at once where they may be
 
 
@@ -92,66 +91,6 @@ class Ends:
         return list(groups.values())
 
 
-class PairStreams(Streams):
-    """The normals of pairs whose ends are in different processes, each under a key that only these two have.
-
-    Guarantee: of one (pair, step) the numbers are handed out once, and steps of a pair go forward. Where the machine's
-    clocks show that its memory may be an old one, none are: a peer may have seen what they hid before.
-
-    Assumes: keys are of this life of the process alone. Numbers are made on the host, so that both ends' are the same
-    whatever their devices.
-    """
-
-    remedy = "start all processes again: they then share other secrets"
-
-    def __init__(self, keys: dict[int, bytes]) -> None:
-        super().__init__({str(pair): key for pair, key in keys.items()})
-        self._last: dict[int, int] = {}
-        self._offset = _clock_offset()
-
-    def __repr__(self) -> str:
-        return "PairStreams(keys hidden)"
-
-    def __reduce_ex__(self, protocol: object) -> Any:  # noqa: ANN401 - it never returns
-        raise Refused("a copy or pickle of pair streams", "keys stay in one object's memory")
-
-    def fill_normal(self, out: Tensor, nodes: Sequence[int], step: int) -> None:
-        """Fill row r of `out` [m, d] with the standard normals of pair `nodes[r]`; each can be drawn once."""
-        self._refuse_old_memory()
-        for pair in nodes:
-            if step <= self._last.get(pair, -1):
-                raise Refused(
-                    f"noise of pair {pair}, step {step}: already used",
-                    f"two messages under one pair's numbers show their difference; {self.remedy}",
-                )
-            self._last[pair] = step
-        host = out if device_of(out).in_host_memory else torch.empty(out.shape, dtype=torch.float64)
-        self._fill(host.numpy(), nodes, step, np.float64)
-        if host is not out:
-            out.copy_(host)
-
-    def _refuse_old_memory(self) -> None:
-        if abs(_clock_offset() - self._offset) > _PARTED:
-            raise Refused(
-                "the machine's clocks moved against each other: it may have been put back to a snapshot",
-                self.remedy,
-            )
-
-    def _read(self, rows: Rows, purpose: str, nodes: Sequence[int], step: int, block: int = 0) -> None:
-        del purpose
-        for row, pair in zip(rows, nodes, strict=True):
-            super()._read([row], str(pair), [pair], step, block)
-
-
-def _clock_offset() -> float:
-    """Return by how much the clock on the wall is ahead of the one that counts from when the machine was started.
-
-    A machine put back to a snapshot has its old count and, once it is told, the new time.
-    """
-    counted = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
-    return time.time() - counted
-
-
 def _pair_source(here: Ends, source: Source, exchange: KeyExchange | None) -> Normals:
     """Return where the numbers of pairs come from."""
     if isinstance(source, Keyed):
@@ -165,14 +104,6 @@ def _pair_source(here: Ends, source: Source, exchange: KeyExchange | None) -> No
     return Secure() if exchange is None else exchange(here)
 
 
-def derived(secret: bytes, salt: bytes, info: bytes) -> bytes:
-    """Return the key of a pair's stream: HKDF-SHA256."""
-    from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-    return HKDF(SHA256(), 32, salt=salt, info=info).derive(secret)
-
-
 class _OfNodes(NodeNoise):
     def __init__(
         self, noise: PairwiseNoise, here: Ends, mechanisms: Sequence[Mechanism], source: Source, pairs: Normals
@@ -181,8 +112,8 @@ class _OfNodes(NodeNoise):
         self.here, self.pairs, self._own = here, pairs, source
         self._sigma, self._pair = noise.covariance.own_sigma, noise.covariance.pair_sigma
         self._step, self._left = -1, set[int]()  # the step whose shared noise is drawn, and whose rows are not used yet
-        self._shared, self._one_by_one = torch.empty(0), False
-        self._offset = _clock_offset()  # when shared noise was drawn
+        self._shared = torch.empty(0)
+        self._offset = clock_offset()  # when shared noise was drawn
 
     @property
     def kernel_source(self) -> None:
@@ -191,7 +122,7 @@ class _OfNodes(NodeNoise):
 
     def begin(self, step: int, like: Tensor) -> None:
         """Draw what the nodes here share at a step."""
-        self._offset = _clock_offset()
+        self._offset = clock_offset()
         dtype = torch.float64 if self._own.secret else like.dtype
         self._shared = torch.empty(len(self.here.nodes), like.shape[1], dtype=dtype, device=like.device)
         self._fill_shared(self._shared, step)
@@ -203,11 +134,8 @@ class _OfNodes(NodeNoise):
             if list(nodes) != list(self.here.nodes):
                 raise Refused(f"pairwise noise of nodes {list(nodes)} alone", "draw what all nodes here share first")
             self.begin(step, g)
-        if self._own.secret and abs(_clock_offset() - self._offset) > _PARTED:
-            raise Refused(
-                "the machine's clocks moved against each other: it may have been put back to a snapshot",
-                "resume the run: this step was not sent, and its shared noise is drawn again",
-            )
+        if self._own.secret:
+            refuse_old_memory(self._offset, "resume the run: this step was not sent, and is drawn again")
         self._left.difference_update(nodes)
         first, sigma = nodes[0] - self.here.nodes.start, [self._sigma[i] for i in nodes]
         noised = self._shared[first : first + len(nodes)]  # used once: the sum is written over it
@@ -221,7 +149,7 @@ class _OfNodes(NodeNoise):
 
     def overhear(self, wrap: Callable[[Normals], Normals]) -> None:
         """Let an audit read the numbers of pairs: `wrap` returns their source. From now on each pair's are drawn."""
-        self.pairs, self._one_by_one = wrap(self.pairs), True
+        self.pairs = wrap(self.pairs)
 
     def together(self, columns: int) -> bool:
         """Tell whether all pairs' sums are drawn at once: where no end is another's secret, and pairs take long.
@@ -230,7 +158,7 @@ class _OfNodes(NodeNoise):
         or three nodes pairs are as few as nodes, and √n (v_i − v̄) may be longer than what is counted of k numbers.
         """
         graph = self.here.graph
-        may = len(graph.pairs) > graph.nodes and not (self._one_by_one or isinstance(self.pairs, PairStreams))
+        may = len(graph.pairs) > graph.nodes and isinstance(self.pairs, Keyed | Secure)
         return may and len(graph.pairs) * columns > _LONG
 
     def _fill_shared(self, out: Tensor, step: int) -> None:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.randomness.noise import Source
-    from privsgp.randomness.pairwise import Ends, PairStreams
+    from privsgp.randomness.pair_streams import PairStreams
+    from privsgp.randomness.pairwise import Ends
 
     KeyExchange = Callable[[Ends], PairStreams]  # agrees on secrets with nodes elsewhere
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from privsgp.errors import Refused
 from privsgp.files import sync_names, write_private
-from privsgp.randomness.pairwise import PairStreams, derived
+from privsgp.randomness.pair_streams import PairStreams, derived
 from privsgp.sites.identity import load_key, private_pem
 
 if TYPE_CHECKING:
