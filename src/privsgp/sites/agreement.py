@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     Fault = tuple[bool, str, str]  # whether it is there, what is wrong, and what to do
 
 ALLOWED = ("privsgp", "privsgp-vr", "privsgp-sag", "sgp")
-FEATURES = ("none", "scattering")
+FEATURES = ("none", "scattering", "synthetic-encoder")
 _MOST_FEATURES = 4096  # of filters, of directions, …: what is made before it can be compared with a size
 _CLOSE = 1e-6  # by which noise that two sites computed may differ
 
