@@ -22,16 +22,13 @@ TRUSTED: dict[str, dict[str, str]] = {
     CPU: {
         "accounting/accountant.py": "Counts each mechanism by two computations, and refuses an unknown one.",
         "accounting/book.py": "Charges every release on a record to that record, over all runs, and never forgets one.",
-        "accounting/calibration.py": "Returns a σ whose certified ε is at most the budget.",
         "accounting/chain.py": "Detects every line of a log that was changed, removed or moved.",
         "accounting/counting.py": "Adds this run to earlier ones, also if it was chosen after seeing them.",
         "accounting/curve.py": "Turns a δ(ε) curve into that of a group without making it smaller.",
         "accounting/ledger.py": "Never counts fewer releases than were sent.",
-        "accounting/lower_bound.py": "Returns no more than an observer surely learns, as a check of ε.",
         "accounting/mechanisms.py": "Describes a message: this object sets sampler, clip and noise, and is counted.",
         "accounting/pairwise.py": "Computes each node's effective noise against the worst coalition of the others.",
         "accounting/pld.py": "Rounds privacy losses up when it discretises and composes them.",
-        "accounting/policy.py": "Refuses a run that would spend more than the site allows.",
         "accounting/rdp.py": "Bounds Rényi divergences from above.",
         "accounting/renyi_bound.py": "Computes a second ε for every mechanism, from the mechanism's own numbers.",
         "accounting/saga.py": "Covers every table entry and difference that a sample can have, and takes the worst.",
@@ -50,12 +47,12 @@ TRUSTED: dict[str, dict[str, str]] = {
         "data/images.py": "Makes one sample of one image.",
         "data/loading.py": "Keeps private files and public files apart.",
         "data/partitions.py": "Puts each record on one node, without looking at labels in a private run.",
-        "data/same_records.py": "Recognises a site's own records in data that are called public.",
+        "data/hashes.py": "Gives a record the same hash in every file, format and schema, and no two records one.",
         "data/samples.py": "Makes one sample of one record that comes from Python.",
         "data/dialect.py": "Reads one site's table by that site's own words; row hashes stay those of the file.",
         "data/schema.py": "Takes column types and ranges from the public schema alone.",
         "data/tables.py": "Makes one sample of one row, by the public schema alone.",
-        "data/text.py": "Makes the tokens of one text from that text alone.",
+        "data/text.py": "Makes one sample of one text.",
         "devices.py": "Chooses sizes and precision from public facts. Waits for every thread and raises its error.",
         "engine/averaging.py": "Averages released states only.",
         "engine/budget_guard.py": "Makes a payment durable before the message that it pays for leaves.",
@@ -72,7 +69,7 @@ TRUSTED: dict[str, dict[str, str]] = {
         "features/encode.py": "Maps each sample by itself, and keeps features of private samples private.",
         "features/maps.py": "Builds the map from public facts.",
         "files.py": "Writes durably, whole or not at all.",
-        "gradients/dropout.py": "Draws the units to drop from public keys.",
+        "gradients/keys.py": "Gives each drawn sample a key of public numbers and its own number alone.",
         "gradients/layout.py": "Puts every parameter in one place of the row.",
         "gradients/per_sample.py": "Clips each sample's whole gradient to the norm G. One that is not finite is 0.",
         "gradients/persons.py": "Averages a person's row gradients before the clip. No run uses it yet.",
@@ -87,9 +84,6 @@ TRUSTED: dict[str, dict[str, str]] = {
         "gradients/stacked.py": "Probes before training that a sample's gradient does not depend on other samples.",
         "gradients/tables/storage.py": "Reads and writes the rows of a table.",
         "gradients/tables/table.py": "Keeps every entry in the ball of radius G, and its mean equal to the entries'.",
-        "gradients/unrolled.py": "Computes the same function as the recurrent layer that it replaces.",
-        "later.py": "Imports the module that it names.",
-        "models/loss.py": "Computes one sample's loss from that sample.",
         "options.py": "Refuses a key or a value that a component does not know.",
         "outside.py": "Refuses a value from outside that is not of its type and range.",
         "randomness/box_muller.py": "Turns uniform words into normals to the stated precision.",
@@ -98,6 +92,7 @@ TRUSTED: dict[str, dict[str, str]] = {
         "randomness/noise.py": "Draws secret noise from ChaCha20, and never the same numbers twice.",
         "randomness/pairwise.py": "Adds a pair's noise with opposite signs, and each node's own noise.",
         "randomness/protocol.py": "States what every kind of noise must answer.",
+        "randomness/snapshot.py": "Notices that a machine was put back to a snapshot of its memory.",
         "runs/booked.py": "Registers a run in the budget book before its first release.",
         "runs/budgets.py": "Calibrates each node's noise for its own J, b and (ε, δ).",
         "runs/build.py": "Hands the counted mechanisms to the engine.",
@@ -123,6 +118,7 @@ TRUSTED: dict[str, dict[str, str]] = {
         "transport/torch_distributed.py": "Sends released messages only.",
     },
     SITES: {
+        "randomness/pair_streams.py": "Draws the same numbers at both ends of a pair, and each for one message.",
         "sites/agreement.py": "Turns the signed agreement into the run that is counted.",
         "sites/canonical.py": "Writes one value as one sequence of bytes.",
         "sites/identity.py": "Keeps the site's keys private.",
@@ -130,7 +126,6 @@ TRUSTED: dict[str, dict[str, str]] = {
         "sites/net/client.py": "Sends committed messages only.",
         "sites/net/server.py": "Serves committed messages only, to members only.",
         "sites/net/tls.py": "Requires TLS 1.3 and the member's certificate.",
-        "sites/policy.py": "Checks the site's policy before anything is signed.",
         "sites/protocol/frames.py": "Checks every message from outside before it is used.",
         "sites/protocol/mailbox.py": "Holds committed messages only.",
         "sites/protocol/gossip.py": "Stops the site when a message with its own signature is not in its own log.",
@@ -149,6 +144,12 @@ OUTSIDE = {
     "__main__.py": "Calls the command line.",
     "api.py": "Passes arguments to `runs`, which checks them.",
     "cli*.py": "Passes arguments to `runs` and `sites`, which check them.",
+    "accounting/calibration.py": "Searches for noise. `engine/spec.py` refuses noise that is counted above a budget.",
+    "accounting/lower_bound.py": "Refuses an ε that is below what an observer learns. It changes none.",
+    "accounting/policy.py": "Refuses runs. The ε of a run that it lets pass is printed as it is.",
+    "accounting/sharing.py": "Searches for shared noise. `runs/budgets.py` counts what it is worth.",
+    "sites/policy.py": "Refuses runs. The ε of a run that it lets pass is printed as it is.",
+    "gradients/unrolled.py": "Is a part of the model. `gradients/stacked.py` maps it over samples one by one.",
     "plugins.py": "Finds packages. Each method of a package declares a mechanism, which is counted.",
     "audit/*": "Attacks runs on made-up data. It can miss a mistake, and it makes none.",
     "research/*": "Imported by nothing. Its methods declare a mechanism, which is counted.",
@@ -166,8 +167,16 @@ OUTSIDE = {
     "clock.py": "Simulates time.",
     "graph/*": "Chooses who hears a message. Every message is counted as if everybody heard it.",
     "metrics.py": "Compares predictions with public labels.",
+    "models/loss.py": "Is probed with the model by `gradients/stacked.py`: a sample's loss alone and in a batch.",
+    "later.py": "Imports and names.",
     "models/networks.py": "Builds a public model. `gradients/stacked.py` probes it.",
     "models/options.py": "Names models.",
+    "data/published.py": "Reads data sets whose records are published.",
+    "data/same_records.py": "Refuses private data that somebody called public by mistake.",
+    "data/schema_text.py": "Writes public schemas, and the words of refusals.",
+    "data/tokens.py": "Fixed maps of one text. `data/text.py` gives it one text at a time.",
+    "data/fields.py": "Is a part of the model. `gradients/stacked.py` probes it.",
+    "gradients/dropout.py": "Is a part of the model. `gradients/stacked.py` probes it, with keys.",
     "data/check.py": "Lists what is wrong with one site's table, for that site alone.",
     "data/draft.py": "Drafts a schema from public tables.",
     "features/*": "Fixed maps of one sample, with public weights.",
@@ -183,9 +192,8 @@ OUTSIDE = {
 # Files of one process on a CPU that run only if somebody chooses what they do.
 CHOSEN = (
     "accounting/curve.py", "accounting/pairwise.py", "data/images.py", "data/samples.py", "data/text.py",
-    "features/encode.py", "features/maps.py", "gradients/dropout.py", "gradients/positions.py",
+    "features/encode.py", "features/maps.py", "gradients/keys.py", "gradients/positions.py",
     "gradients/persons.py", "gradients/rules/conv.py", "gradients/rules/embedding.py", "gradients/rules/norm.py",
-    "gradients/unrolled.py",
     "randomness/pairwise.py",
 )  # fmt: skip
 _SKIPPED = {
@@ -198,7 +206,8 @@ These files must be right for ε to be true. A file is in this list if a mistake
 run larger than the ε that privsgp prints. Lines are lines of code, without blank lines, comments and docstrings.
 
 privsgp also trusts Python, numpy, scipy, PyTorch, dp-accounting, cryptography, SQLite, the operating system and the
-hardware. Between sites it trusts gRPC to carry bytes, and nothing else.
+hardware. Between sites it trusts gRPC to carry bytes, and nothing else. It takes data that a configuration calls public
+as public: it compares them with private records, but this comparison cannot find everything.
 
 {totals}
 

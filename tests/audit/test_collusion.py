@@ -6,7 +6,8 @@ from itertools import combinations
 
 import pytest
 
-from privsgp.accounting.pairwise import NoiseGraph, conditional, solve
+from privsgp.accounting.pairwise import NoiseGraph, conditional
+from privsgp.accounting.sharing import solve
 from privsgp.audit import attack
 
 

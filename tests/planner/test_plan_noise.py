@@ -11,7 +11,8 @@ from networkx_graphs import from_networkx
 from privsgp import graph as graphs
 from privsgp import models
 from privsgp.accounting.mechanisms import SampledMean
-from privsgp.accounting.pairwise import NoiseGraph, Sharing, solve
+from privsgp.accounting.pairwise import NoiseGraph
+from privsgp.accounting.sharing import Sharing, solve
 from privsgp.algorithms import Block, Drawn, Exchange, PrivSGP, Randomness, Settings, State
 from privsgp.engine.drive import drive
 from privsgp.planner import stand_in

@@ -31,8 +31,7 @@ from privsgp.errors import Diverged, Interrupted
 from privsgp.gradients import Layout, stack
 from privsgp.gradients.dropout import keyed, without_coins
 from privsgp.gradients.rules.ruled import Ruled
-from privsgp.outside import Hash, Whole
-from privsgp.randomness.pairwise import told
+from privsgp.outside import Whole
 from privsgp.transport.in_process import InProcess
 from privsgp.transport.protocol import refuse_wild
 from privsgp.transport.rendezvous import World
@@ -147,10 +146,8 @@ class Trainer:
         """Finish what was begun before a crash: nothing, where steps are whole or not at all."""
 
     def _exchange(self) -> KeyExchange | None:
-        """Return how nodes agree on secrets with those elsewhere; None where all are here."""
-        if self.world.alone:
-            return None
-        return told(lambda own: self.world.all_gather_nodes(own, Hash, self.spec.nodes))
+        """Return how nodes agree on secrets with those elsewhere; None where they do not."""
+        return None
 
     def _end(self, k: int, rows: list[dict[str, Any]], seconds: float) -> Outcome:
         """Put together what came out; of several processes only the first sees all nodes, and only now."""

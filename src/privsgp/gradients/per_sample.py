@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Factors = dict[str, Tensor]
 AnyPiece = TypeVar("AnyPiece", bound="Piece")
+_COPIED = 1 << 18  # numbers of a copy that stays in a core's cache
 
 
 @dataclass
@@ -98,14 +99,13 @@ class Outer(Product):
         return squared_norm(self.delta) * (squared_norm(self.input) + self.bias)
 
     def sum_into(self, out: Tensor, *, exact: bool = False) -> None:  # noqa: ARG002 - in the precision of `out`
-        """Σ_j δ_j ⊗ a_j is one matrix product per model; in float64 on a CPU they are taken one by one."""
-        outputs = self.delta.shape[-1]
-        weights = outputs * self.input.shape[-1]
-        if out.dtype != self.input.dtype and device_of(out).in_host_memory:
-            for row, delta, a in zip(out, self.delta, self.input, strict=True):  # neither factor is copied as a whole
-                torch.mm(delta.double().t(), a.double(), out=row[:weights].view(outputs, -1))
-        else:
-            out[:, :weights] = product(self.delta.to(out.dtype).mT, self.input.to(out.dtype)).reshape(-1, weights)
+        """Σ_j δ_j ⊗ a_j is one matrix product per model; a copy in float64 is made of a few models at a time."""
+        weights, some = self.delta.shape[-1] * self.input.shape[-1], len(out)
+        if out.dtype != self.input.dtype:
+            some = device_of(out).rows_at_once(self.input.flatten(1), _COPIED)
+        parts = zip(*(torch.split(t, some) for t in (out[:, :weights], self.delta, self.input)), strict=True)
+        for total, delta, a in parts:
+            total.copy_(product(delta.to(out.dtype).mT, a.to(out.dtype)).reshape(len(total), -1))
         if self.bias:
             out[:, weights:] = self.delta.sum(1, dtype=out.dtype)
 

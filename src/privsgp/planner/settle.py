@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 
 from privsgp import data, features
-from privsgp.accounting.pairwise import Sharing
+from privsgp.accounting.sharing import Sharing
 from privsgp.data.loading import file_path, hashes_in, holds_records_of, like, site_paths
 from privsgp.data.same_records import in_common
 from privsgp.engine.folder import Folder

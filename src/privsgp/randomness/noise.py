@@ -125,17 +125,18 @@ class Streams:
         self, g: npt.NDArray[np.float64], nodes: Sequence[int], step: int, levels: npt.NDArray[np.float64]
     ) -> None:
         """Add noise to g [m, d] and round it to its grid; `levels` [2, m, 1] are σ and the spacing."""
-        behind = 1 + 4 * (g.shape[1] + 1) // _BLOCK_BYTES  # the lower halves of words come after all upper ones
 
         def tile(rows: slice, columns: slice) -> None:
-            here, block = g[rows, columns], columns.start * 4 // _BLOCK_BYTES
+            here, first = g[rows, columns], nodes[rows.start]  # its stream has the words of all rows of the tile
+            block = len(here) * columns.start * 4 // _BLOCK_BYTES
+            behind = 1 + len(here) * (g.shape[1] + 1) * 4 // _BLOCK_BYTES  # lower halves come after all upper ones
             words = np.empty((len(here), here.shape[1] + here.shape[1] % 2), np.int32)
-            self._read(words, "noise", nodes[rows], step, block)
+            self._read([words], "noise", [first], step, block)
 
-            def lower(pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-                some = [np.empty(2 * count, np.uint32) for count in pairs]
-                self._read(some, "noise", nodes[rows], step, behind + block)
-                return np.concatenate(some)
+            def lower(pairs: int) -> npt.NDArray[np.uint32]:
+                some = np.empty(2 * pairs, np.uint32)
+                self._read([some], "noise", [first], step, behind + block)
+                return some
 
             to_cells_(here, words, lower, *levels[:, rows])
 
@@ -312,7 +313,9 @@ class Secure(Streams):
     def coins(self, nodes: Sequence[int], step: int, count: int) -> npt.NDArray[np.uint64]:
         """Return `count` coins of each node; those of one (node, step) can be drawn once."""
         nodes, drawn = self._claim_all("coins", nodes, step)
-        return drawn.coins(nodes, step, count)
+        coins = np.empty((len(nodes), count), np.uint64)
+        drawn._read([coins], "coins", nodes[:1], step)  # the key is this draw's own: one stream has all words
+        return coins
 
     def _claim_all(self, purpose: str, nodes: Sequence[int], step: int) -> tuple[list[int], Streams]:
         """Return the nodes, as plain numbers, and streams of a new key; refuse what may have been drawn before."""

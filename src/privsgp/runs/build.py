@@ -83,7 +83,7 @@ def build_run(
         momentum=a.momentum,
         weights=_weights(config, problem.samples, protection),
         final_model=a.final_model,
-        noise=IndependentNoise() if c is None else PairwiseNoise(c, config.honest, config.shared_hash()),
+        noise=IndependentNoise() if c is None else PairwiseNoise(c, config.honest),
         sites=config.data.sites or (),
         share_metrics=config.test_is_public,
         pretraining=pretraining(config.features.name),

@@ -37,9 +37,11 @@ from privsgp.algorithms.algorithm import Trust
 from privsgp.algorithms.update_rule import UpdateOptions
 from privsgp.data import schema as schemas
 from privsgp.data.images import ImageOptions
-from privsgp.data.loading import BUILT_IN, Form
+from privsgp.data.loading import Form
 from privsgp.data.partitions import PARTITIONS
 from privsgp.data.partitions import check as check_partition
+from privsgp.data.published import BUILT_IN
+from privsgp.data.schema_text import written
 from privsgp.data.tables import is_table
 from privsgp.data.text import TextOptions
 from privsgp.engine.averaging import FinalModelOptions
@@ -554,7 +556,7 @@ class Config(Options):
     def toml(self) -> str:
         """Write the configuration out in full, defaults included."""
         values = self.model_dump(mode="json", exclude_none=True)
-        schema = "" if self.data.schema is None else "\n" + self.data.schema.toml("data.schema.")
+        schema = "" if self.data.schema is None else "\n" + written(self.data.schema, "data.schema.")
         values["data"].pop("schema", None)
         top = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, dict)]
         for section, keys in values.items():

@@ -23,8 +23,9 @@ from privsgp.accounting import ledger
 from privsgp.accounting import policy as policies
 from privsgp.accounting.book import Total
 from privsgp.data.dataset import settle
+from privsgp.data.hashes import hashes_of
 from privsgp.data.loading import is_file, read_file, same_file, with_test
-from privsgp.data.same_records import hashes_of, is_tested_on_own
+from privsgp.data.same_records import is_tested_on_own
 from privsgp.data.tables import is_table
 from privsgp.engine import checkpoint
 from privsgp.engine.folder import Folder
