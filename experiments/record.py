@@ -31,7 +31,6 @@ from what_it_buys import best_of, beyond_edge
 
 from privsgp.files import replace, write_json
 from privsgp.research.bench import Bench
-from privsgp.research.compare import with_step_size
 from privsgp.research.provenance import provenance
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
@@ -309,7 +308,7 @@ class Tuning:
         changes += [f"engine.evaluate_every={steps}", "engine.checkpoint_every=0", *_kind(cell.kind)]
         bare = self.source.bare([change for change in changes if not change.startswith("features.")])
         bare = bare.with_algorithm(batch=share * data.samples / bare.data.nodes)
-        return with_step_size(bare, distance / steps)
+        return bare.with_algorithm(step_size=distance / steps)
 
 
 def _kind(kind: str) -> list[str]:
