@@ -154,7 +154,7 @@ OUTSIDE = {
     "__main__.py": "Calls the command line.",
     "api.py": "Passes arguments to `runs`, which checks them.",
     "cli*.py": "Passes arguments to `runs` and `sites`, which check them.",
-    "plugins.py": "Finds packages. What it finds declares a mechanism, which is counted.",
+    "plugins.py": "Finds packages. Each method of a package declares a mechanism, which is counted.",
     "audit/*": "Attacks runs on made-up data. It can miss a mistake, and it makes none.",
     "research/*": "Imported by nothing. Its methods declare a mechanism, which is counted.",
     "planner/*": "Chooses public numbers from public or made-up data. The accountant counts the numbers that it chose.",

@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from privsgp.sites.net.causes import Cause, own_certificate
-from privsgp.sites.net.client import RELAY
+from privsgp.sites.protocol.peers import RELAY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
