@@ -12,7 +12,7 @@ import typer
 
 from privsgp import later, plugins
 from privsgp.accounting.shown import up
-from privsgp.cli_data import Json, note, one_of
+from privsgp.cli_data import Json, about, note, one_of
 from privsgp.errors import Refused
 from privsgp.files import finite
 from privsgp.report.terminal import show, show_lines
@@ -35,8 +35,8 @@ AccountantOption = Annotated[
 def add_to(app: typer.Typer) -> None:
     """Add the commands: each is `_count` without the options of the other."""
     account, calibrate = {"sigma", "own_sigma", "pair_sigma"}, {"epsilon", "pair_ratio"}
-    app.command("account", help="Compute ε for a given noise level. No data needed.")(_without(calibrate))
-    app.command("calibrate", help="Compute the noise that a budget needs. No data needed.")(_without(account))
+    app.command("account", **about("account"), help="Compute ε for a given noise level.")(_without(calibrate))
+    app.command("calibrate", **about("calibrate"), help="Compute the noise that a budget needs.")(_without(account))
 
 
 def _without(others: set[str]) -> Callable[..., None]:
@@ -58,7 +58,8 @@ def _count(
     batch: Annotated[float, typer.Option(help="b, the expected batch.")],
     steps: Annotated[int, typer.Option(help="K, the number of releases.")],
     sigma: Annotated[
-        float | None, typer.Option(help="Noise per coordinate of the averaged gradient; of pairwise noise its worth.")
+        float | None,
+        typer.Option(help="Noise per coordinate of the averaged gradient; effective, if pairwise."),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="ε, the budget.")] = None,
     algorithm: Annotated[
@@ -66,9 +67,7 @@ def _count(
     ] = "privsgp-vr",
     clip: Clip = 1.0,
     delta: Annotated[float, typer.Option(help="δ")] = 1e-5,
-    difference_clip: Annotated[
-        float | None, typer.Option(help="C of clipped differences; default: they are not clipped.")
-    ] = None,
+    difference_clip: Annotated[float | None, typer.Option(help="C of clipped differences; default: no clip.")] = None,
     difference_scale: Annotated[
         str | None, typer.Option(help="θ, or auto as in training; default: the paper's, 1.")
     ] = None,
@@ -77,7 +76,7 @@ def _count(
     ] = None,
     alpha: Annotated[float | None, typer.Option(help="α of dp-srm; default 0.1.")] = None,
     aggregated: Annotated[
-        int, typer.Option(help="Nodes whose messages are only seen as a sum (dp-srm); 1: every message is seen.")
+        int, typer.Option(help="Nodes whose messages are visible only as a sum (dp-srm). 1: every message is visible.")
     ] = 1,
     sampling: Annotated[Literal["poisson", "fixed"], typer.Option(help="How a batch is drawn.")] = "poisson",
     relation: Annotated[
@@ -89,17 +88,15 @@ def _count(
         float, typer.Option(help="κ, the slack of the arithmetic; runs count with 2⁻¹² or more in float32.")
     ] = 0.0,
     coordinates: Annotated[
-        int, typer.Option(help="d, the length of a message: counts what computed noise costs; 0 takes noise as ideal.")
+        int, typer.Option(help="d, the length of a message: counts the rounding of noise. 0 assumes ideal noise.")
     ] = 0,
     noise: Annotated[
         Literal["independent", "pairwise"], typer.Option(help="pairwise: shared by pairs of nodes")
     ] = "independent",
     nodes: Annotated[int | None, typer.Option(help="n, of pairwise noise.")] = None,
-    honest: Annotated[
-        int | None, typer.Option(help="h: nodes that are honest, oneself included; default: 3n/4.")
-    ] = None,
-    own_sigma: Annotated[float | None, typer.Option(help="Pairwise noise: a node's own, in place of --sigma.")] = None,
-    pair_sigma: Annotated[float | None, typer.Option(help="Pairwise noise: that of each pair.")] = None,
+    honest: Annotated[int | None, typer.Option(help="h: honest nodes, your own included; default: 3n/4.")] = None,
+    own_sigma: Annotated[float | None, typer.Option(help="Pairwise noise: own part, instead of --sigma.")] = None,
+    pair_sigma: Annotated[float | None, typer.Option(help="Pairwise noise: the part of each pair.")] = None,
     pair_ratio: Annotated[float | None, typer.Option(help="ρ of pairwise noise; default 2.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -155,7 +152,7 @@ def _count(
 
 
 def _trust(algorithm: str, aggregated: int) -> dict[str, str]:
-    """Tell whom the ε of dp-srm holds against, and how to get what `train` counts, which knows the number of nodes."""
+    """Explain the trust of dp-srm's ε, and how to get the value of `train`, which knows the number of nodes."""
     if algorithm != "dp-srm":
         return {}
     if aggregated == 1:

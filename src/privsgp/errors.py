@@ -1,4 +1,4 @@
-"""The one exception a user is meant to read: what was wrong, with its value, and what to do about it."""
+"""The exceptions that a user reads: what is wrong, with its value, and what to do."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# What a terminal would obey or hide instead of showing it: C0 (but for tab and newline), C1, marks that turn the
-# direction of what follows, other ends of a line; and halves of characters, which cannot be written at all.
+# Characters that a terminal obeys or hides: C0 (except tab and newline), C1, marks that change the direction of text,
+# other ends of a line, and halves of characters.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 
 
@@ -34,11 +34,22 @@ def _as_it_was(kind: type[BaseException], args: tuple[Any, ...], rest: dict[str,
 
 
 class Refused(InWords, ValueError):
-    """A request that cannot be carried out as it stands.
+    """A request that privsgp cannot carry out. The command line prints it and exits with status 2.
 
-    `what` names the key or argument and its value; `remedy` says what would work. Both may hold `{out}`, `{ledger}` and
-    other arguments of `privsgp.train`, whose values are in `options`. The command line writes them as its options,
-    prints both texts and exits with status 2; nothing has been written by then. `from_python` writes them as arguments.
+    Args:
+        what: What is wrong: the key or argument with its value.
+        remedy: What to do.
+        options: Values of `{out}`, `{ledger}` and other arguments of `privsgp.train` in both texts. The command line
+            writes them as options, `from_python` as arguments.
+
+    Example:
+        >>> import privsgp
+        >>> try:
+        ...     privsgp.load("runs/nothing")
+        ... except privsgp.Refused as refused:
+        ...     print(refused.what)
+        runs/nothing is no run folder
+
     """
 
     def __init__(self, what: str, remedy: str, **options: object) -> None:
@@ -82,7 +93,7 @@ def called_from_python() -> Iterator[None]:
 
 
 def refuse_below_one(**counts: int | None) -> None:
-    """Refuse an option that counts something and asks for none of it; None: it was not given."""
+    """Refuse a count below one. None means that the option was not given."""
     for option, count in counts.items():
         if count is not None and count < 1:
             raise Refused(f"--{option.replace('_', '-')} {count}", "take at least 1")
@@ -106,7 +117,7 @@ def mending(error: OSError, otherwise: str) -> str:
 
 
 class Stopped(InWords):
-    """A run ended before its last step, after `step`; `kept` tells whether a checkpoint holds it."""
+    """A run that ended early, after `step`. `kept` is true if a checkpoint holds it."""
 
     def __init__(self, words: str, step: int) -> None:
         super().__init__(words)
