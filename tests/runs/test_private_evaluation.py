@@ -110,6 +110,16 @@ def test_held_out_records_give_metrics_and_are_charged(place):
     assert f"together with training ε = {up(trained + found['epsilon'])}, δ = 0.0002" in ran.err, ran.err
 
 
+def test_the_report_shows_the_model_on_held_out_patients(place):
+    train(place)
+    assert evaluate(place).code == 0
+    assert runs.command("report", place / "run", "--out", place / "page.html").code == 0
+    page = (place / "page.html").read_text()
+    assert "The model on held-out patients" in page
+    assert "together with training" in page
+    assert "sex = M" in page
+
+
 def test_sides_are_those_of_the_records_at_every_site_and_in_every_run(place):
     train_, test = records(place, held_out=False), records(place, held_out=True)
     rows = [set(one.hashes[:, 0].tolist()) for one in (*train_, *test)]
@@ -152,6 +162,19 @@ def test_another_share_than_in_training_is_refused(place):
     ran = evaluate(place, "--set", "evaluation.share=0.4")
     assert ran.code == 2
     assert "another [data], seed or evaluation.share" in ran.err
+
+
+@pytest.mark.parametrize("change", ['privacy.relation="replace-one"', "seed=3"])
+def test_an_epsilon_of_other_terms_is_refused(place, change):
+    train(place)
+    ran = evaluate(place, "--set", change, file="test-{site}.csv")
+    assert (ran.code, "under another privacy.relation, or seed" in ran.err) == (2, True)
+
+
+def test_several_processes_are_refused(place, monkeypatch):
+    train(place)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "without torchrun" in evaluate(place).err
 
 
 def test_the_policy_bounds_training_and_evaluation_together(place, monkeypatch):

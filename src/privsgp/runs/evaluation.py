@@ -15,10 +15,12 @@ import numpy as np
 
 from privsgp.accounting.book import Book
 from privsgp.accounting.shown import up
+from privsgp.accounting.statements import statements
 from privsgp.data.schema import Category, YesNo
 from privsgp.engine.folder import Folder
+from privsgp.engine.formats import Evaluated
 from privsgp.errors import Refused
-from privsgp.files import write_json
+from privsgp.files import read_json, write_json
 from privsgp.runs import booked
 from privsgp.runs import config as configs
 from privsgp.runs.problem import unencoded
@@ -71,8 +73,9 @@ def on_files(run: Path, template: str, changes: Sequence[str]) -> dict[str, Any]
 
 
 def _evaluated(run: Path, config: Config, held: Problem, whole: Problem) -> dict[str, Any]:
-    result, asked = load(run), config.evaluation
-    folder = Folder(run)
+    result, asked, folder = load(run), config.evaluation, Folder(run)
+    if (config.privacy.relation, config.seed is None) != (result.summary["relation"], not result.summary["simulation"]):
+        raise Refused(f"{run} was trained under another privacy.relation, or seed", "evaluate it under the same ones")
     if not folder.model.exists() or not (config.private or config.seed is not None):
         raise Refused(
             f"{run} has no model that the sites agreed on under a counted budget",
@@ -172,6 +175,14 @@ def _grouped(config: Config, x: NDArray[Any]) -> tuple[Groups, NDArray[np.int64]
         number = number * len(known) + own
         values.append(tuple(known))
     return Groups(tuple(names), tuple(values)), number
+
+
+def of_folder(run: Path) -> list[dict[str, Any]]:
+    """Return the private evaluations of a run, the first one first; each ε is computed again from the ledgers."""
+    places = sorted(run.glob(f"evaluation-*/{NAME}"), key=lambda path: int(path.parent.name.rpartition("-")[2]))
+    return [
+        read_json(path, Evaluated) | {"epsilon": max(one.epsilon for one in statements(path.parent))} for path in places
+    ]
 
 
 def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str]]:

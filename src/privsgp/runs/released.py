@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from privsgp import graph as graphs
 from privsgp.accounting import policy as policies
 from privsgp.accounting.book import Book, Entry
 from privsgp.accounting.ledger import Header, Ledger
+from privsgp.errors import Refused
 from privsgp.randomness.noise import Keyed, Secure
 from privsgp.runs import booked
 from privsgp.runs.problem import layout
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 def planned(config: Config, vectors: Vectors, sizes: Sequence[int], epsilon: float, delta: float) -> Release:
     """Return the release of all sites of a configuration: its relation, its noise, its honest sites."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise Refused("a private evaluation or description with several processes", "run it without torchrun")
     honest = config.honest if config.pairwise and len(sizes) > 1 else None
     context = f"{config.shared_hash()} {vectors}"
     return Release.plan(vectors, sizes, epsilon, delta, config.privacy.relation, honest, config.pair_ratio, context)
