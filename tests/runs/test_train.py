@@ -39,34 +39,13 @@ def _run(config, out, **kwargs):
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (0.3, [0.3] * 8),
-        ("theory", [math.sqrt(4 / 8)] * 8),
-        ({"schedule": "linear", "start": 0.7, "end": 0.0}, [0.7 * (7 - k) / 7 for k in range(8)]),
-        (
-            {"schedule": "cosine", "start": 1.0, "end": 0.5},
-            [0.75 + 0.25 * math.cos(math.pi * k / 7) for k in range(8)],
-        ),
+        (0.3, 0.3),
+        ("theory", math.sqrt(4 / 8)),
     ],
 )
 def test_step_sizes(given, expected):
     config = _config(algorithm__step_size=given)
-    assert [config.step_size(k) for k in range(8)] == pytest.approx(expected, abs=1e-15)
-
-
-def test_a_schedule_of_one_step_is_its_start():
-    config = _config(algorithm__steps=1, algorithm__step_size={"schedule": "cosine", "start": 0.4})
-    assert config.step_size(0) == 0.4
-
-
-def test_step_sizes_are_used(tmp_path):
-    """With an end at 0 the last step changes nothing but the mixing."""
-    models = {}
-    for name, given in {"falling": {"schedule": "linear", "start": 0.5}, "constant": 0.5}.items():
-        result = _run(_config(algorithm__step_size=given, algorithm__steps=2), tmp_path / name)
-        models[name] = result.nodes
-    once = _run(_config(algorithm__step_size=0.5, algorithm__steps=1), tmp_path / "once").nodes
-    np.testing.assert_allclose(models["falling"].mean(0), once.mean(0), rtol=1e-5, atol=1e-6)
-    assert not np.allclose(models["constant"].mean(0), once.mean(0), atol=1e-3)
+    assert config.step_size == pytest.approx(expected, abs=1e-15)
 
 
 def test_unequal_nodes_have_one_rate_and_their_own_batches():
@@ -266,3 +245,18 @@ def test_a_graph_that_cannot_be_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(Refused, match="prime"):
         _run(config, tmp_path / "x")
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(("clip", "share"), [(1e-6, 1.0), (1e6, 0.0)])
+def test_how_often_the_clip_is_reached_stays_at_the_site(tmp_path, clip, share):
+    _run(_config(runs.SMALL, privacy__clip=clip, algorithm__steps=2), tmp_path / "run")
+    kept = tmp_path / "run" / "private" / "clip.json"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert json.loads(kept.read_text())["clip_reached"] == [{"start": share, "end": share}] * 4
+    outside = [path for path in kept.parents[1].rglob("*") if path.is_file() and "private" not in path.parts]
+    assert not any(b"clip_reached" in path.read_bytes() for path in outside)
+
+
+def test_a_model_worse_than_the_base_rate_is_warned_of(tmp_path, caplog):
+    _run(_config(runs.SMALL, privacy__sigma=50.0, algorithm__steps=2), tmp_path / "run")
+    assert any("worse than predicting the base rate" in line for line in caplog.messages)

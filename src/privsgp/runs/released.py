@@ -36,8 +36,7 @@ def planned(config: Config, vectors: Vectors, sizes: Sequence[int], epsilon: flo
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise Refused("a private evaluation or description with several processes", "run it without torchrun")
     honest = config.honest if config.pairwise and len(sizes) > 1 else None
-    context = f"{config.shared_hash()} {vectors}"
-    return Release.plan(vectors, sizes, epsilon, delta, config.privacy.relation, honest, config.pair_ratio, context)
+    return Release.plan(vectors, sizes, epsilon, delta, config.privacy.relation, honest, config.pair_ratio)
 
 
 def total(
