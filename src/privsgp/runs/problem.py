@@ -98,6 +98,10 @@ class Problem:
         """
         if share is None:
             return self
+        if getattr(self.dataset, "persons", None) is not None:  # whose rows would be on both sides
+            raise Refused(
+                f"evaluation.share = {share:g} for persons with several rows", "leave it out: it is for records"
+            )
         keyed = (hashlib.blake2b(one.tobytes(), digest_size=8, person=b"held out").digest() for one in self.hashes)
         out = np.frombuffer(b"".join(keyed), "<u8") < share * 2.0**64
         chosen = [rows[out[rows] == held_out] for rows in self.parts]
