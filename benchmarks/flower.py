@@ -143,8 +143,8 @@ def measured(name: str, seed: int) -> list[dict[str, Any]]:
 def part(told: dict[str, Any], ours: dict[str, Any]) -> str:
     """Return the table of the page: means over the seeds, of Flower at its best setting."""
     text = [
-        "| table | ε | loss: privsgp | Flower | AUC: privsgp | Flower | Flower's clip, step |",
-        "|---|---|---|---|---|---|---|",
+        "| table | ε | loss: privsgp | Flower | AUC: privsgp | Flower | its clip, step | best, median, worst of its losses |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, epsilon in itertools.product(NAMES, EPSILONS):
         own = [row for row in ours["rows"] if (row["table"], row["epsilon"]) == (name, epsilon)]

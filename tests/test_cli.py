@@ -59,7 +59,7 @@ BAD = {
     "nonsense": ("--set nonsense", "KEY=VALUE"),
     "data.text={ colum = 'x' }": ("unknown key data.text.colum = 'x'", "did you mean 'column'"),
     "data.images={ sise = 3 }": ("unknown key data.images.sise = 3", "did you mean 'size'"),
-    "algorithm.step_size={ schedule = 'linear', start = 1.0, ende = 0.0 }": ("ende = 0.0", "did you mean 'end'"),
+    "algorithm.step_size={ schedule = 'linear', start = 1.0 }": ("algorithm.step_size = {", "valid number"),
 }
 
 
@@ -392,15 +392,13 @@ def test_refusals_come_before_torch_is_imported(tmp_path):
     assert last[1:] == [0, True]  # what was imported before torch works with it
 
 
-def test_graph_shows_a_network(tmp_path, monkeypatch):
+def test_graph_shows_a_network(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     table = runs.command("graph", "exponential", "--nodes", 16)
     assert table.code == 0
     assert "4 steps" in table.out
-    as_json = runs.command("graph", "exponential", "--nodes", 16, "--json", "--save", tmp_path / "g.svg")
+    as_json = runs.command("graph", "exponential", "--nodes", 16, "--json")
     assert json.loads(as_json.out)["period"] == "4 steps"
-    assert (tmp_path / "g.svg").read_text().startswith("<svg")
-    assert "g.svg" in as_json.err
 
 
 @pytest.mark.parametrize(
@@ -409,8 +407,6 @@ def test_graph_shows_a_network(tmp_path, monkeypatch):
         (("star",), ("star", "exponential")),
         (("ring", "--nodes", 0), ("nodes = 0", "at least one")),
         (("random", "--nodes", 4, "--degree", 9), ("degree = 9", "3")),
-        (("ring", "--save", "nowhere/g.svg"), ("nowhere/g.svg", "folder that exists")),
-        (("ring", "--save", "g.xyz"), ("g.xyz", ".svg")),
     ],
 )
 def test_graph_refuses(tmp_path, monkeypatch, arguments, words):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from privsgp.accounting.mechanisms import Mechanism, Saga, Sampling
-    from privsgp.accounting.pairwise import Sharing
+    from privsgp.accounting.sharing import Sharing
 
 SHARING = ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd")  # methods in whose steps shared noise cancels
 
@@ -131,7 +131,7 @@ def _count(
     if epsilon is not None:
         counting = count(accountant, relation, algorithm, steps, c2)
         whole = mechanism if sharing is None else Shared(mechanism, sharing.honest, sharing.graph.partners)
-        sigma = counting.sigma(whole, steps, epsilon, delta)
+        sigma = calibration.needed(counting, whole, steps, epsilon, delta)
         mechanism = mechanism.with_sigma(sigma)
         covariance = None if sharing is None else sharing.solved(sigma, ratio)
     if sharing is not None and covariance is not None:
@@ -214,7 +214,7 @@ def _mechanism(
 
 def _sharing(noise: str, algorithm: str, accountant: str, nodes: int | None, honest: int | None) -> Sharing | None:
     """Return who shares noise; None where it is independent."""
-    from privsgp.accounting.pairwise import Sharing
+    from privsgp.accounting.sharing import Sharing
 
     if noise == "independent":
         if nodes is not None or honest is not None:

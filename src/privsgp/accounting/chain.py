@@ -20,7 +20,7 @@ from binascii import b2a_base64
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, Self
 
 from privsgp.errors import Refused, mending
-from privsgp.files import sync_names, write_all
+from privsgp.files import sync_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,7 @@ LONGEST = 2**16
 
 
 class Seen(NamedTuple):
-    """What somebody knows of a file: it counted so many releases when its head was this."""
+    """A known state of a file: its number of releases, and its head at that time."""
 
     charged: int
     head: str
@@ -147,7 +147,7 @@ def lost(path: Path, one: Seen) -> Refused:
 
 
 def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield all complete lines with their numbers. What follows the last newline was never completed: no line yet."""
+    """Yield all complete lines with their numbers. Text after the last newline is an incomplete line."""
     number = 1
     while (raw := file.readline(LONGEST)).endswith(b"\n"):
         yield number, raw[:-1]
@@ -210,3 +210,9 @@ def _lock(path: Path, seen: Sequence[Seen]) -> int:
         os.close(descriptor)
         raise Refused(f"{path}: in use by another process", "wait for that run to end, or stop it") from None
     return descriptor
+
+
+def write_all(descriptor: int, text: bytes | memoryview) -> None:
+    """Write all of a text, however little of it the system takes at a time."""
+    while text:
+        text = text[os.write(descriptor, text) :]

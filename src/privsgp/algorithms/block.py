@@ -2,6 +2,8 @@
 
 A process owns a block. A laptop simulation is one process with m = n; the paper's set-up is n processes with m = 1.
 Algorithms are written once, for a block, and never know which of these they run in: only the driver of a step does.
+
+Below the block are the gradient estimates that more than one algorithm takes, before noise.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class Drawn(NamedTuple):
 
 
 class State(NamedTuple):
-    """What the nodes hold: x [m, d], the push-sum weights w [m] (float64) and the de-biased z = x / w."""
+    """The state of the nodes: x [m, d], the push-sum weights w [m] (float64) and the de-biased z = x / w."""
 
     x: Tensor
     w: Tensor
@@ -66,7 +68,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """What an algorithm and its mechanism are made of: facts of the run, and the algorithm's own options."""
+    """Settings of an algorithm and its mechanism: facts of the run, and the algorithm's own options."""
 
     clip: float = 1.0
     sampling: Sampling = "poisson"
@@ -103,7 +105,7 @@ class Settings:
 
 
 class Randomness:
-    """What the nodes of a block draw. The engine's own is `privsgp.engine.node_randomness.NodeRandomness`."""
+    """The draws of the nodes of a block. The engine's own is `privsgp.engine.node_randomness.NodeRandomness`."""
 
     secret: bool = False  # whether nobody else can draw the same: estimates are then in float64 until noise is added
 
@@ -171,7 +173,7 @@ class Block:
 
     @cached_property
     def b_over_scale(self) -> Tensor:
-        """What sums of differences are divided by, b_i/θ, [m, 1]; θ is the mechanism's, so what is counted is done."""
+        """The divisor of sums of differences, b_i/θ, [m, 1]. θ is the mechanism's, so the code does what is counted."""
         scales = [1.0 if (m := one.weighted) is None else m.difference_scale for one in self.mechanisms]
         return self.b / self.column(scales)
 
@@ -189,7 +191,7 @@ class Block:
         return torch.zeros_like(z, dtype=torch.float64 if self.exact else z.dtype)
 
     def descend(self, k: int, g: Tensor, x: Tensor) -> Tensor:
-        """Return x − γ (g + N(0, σ_i² I)), in place, or what `update_rule` makes of it; g is overwritten."""
+        """Return x − γ (g + N(0, σ_i² I)), in place, after `update_rule` if there is one; g is overwritten."""
         self.random.noise(k, g)
         return moved(x, g if self.update_rule is None else self.update_rule(g), self.step_size(k))
 
@@ -198,7 +200,7 @@ class Block:
 
         `prepare` is what a table makes of gradients before they are clipped.
         """
-        from privsgp.gradients.tables.storage import gather
+        from privsgp.gradients.per_sample import gather
 
         g = self.gradient(z, gather(self.inputs, drawn.rows), gather(self.targets, drawn.rows), drawn.keys)
         if prepare is not None:
@@ -215,3 +217,48 @@ def moved(x: Tensor, g: Tensor, step_size: float) -> Tensor:
     for rows in (slice(top, top + tall) for top in range(0, len(x), tall)):
         x[rows].sub_(g[rows].to(x.dtype), alpha=step_size)
     return x
+
+
+def clipped_mean(block: Block, z: Tensor, batch: list[Drawn], b: Tensor | None = None) -> Tensor:
+    """(1/b) Σ_{j∈B} clip_G(∇f_i(z_i; j)); the divisor is the constant b, never the drawn size."""
+    total = block.gradients(z, batch[0]).sum()
+    for drawn in batch[1:]:
+        total += block.gradients(z, drawn).sum()
+    return total.div_((block.b if b is None else b).to(total.dtype))
+
+
+def full_mean(block: Block, z: Tensor) -> Tensor:
+    """(1/J) Σ_j clip_G(∇f_i(z_i; j)) over all samples of each node; it never leaves as it is."""
+    from privsgp.gradients.rounding import CHUNK
+
+    samples = torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)[:, None]
+    total = torch.zeros_like(z, dtype=torch.float64)
+    for start in range(0, block.rows, CHUNK):
+        index = torch.arange(start, min(start + CHUNK, block.rows), device=z.device).expand(len(samples), -1)
+        total += block.gradients(z, Drawn(index.where(index < samples, block.rows), index < samples)).sum()
+    total.div_(block.J)
+    return total if block.exact else total.to(z.dtype)
+
+
+def difference_mean(
+    block: Block, z: Tensor, point: Tensor, batch: list[Drawn], C: float | None, alpha: float = 0.0
+) -> Tensor:
+    """(θ/b) Σ_{j∈B} [α g_j(z) + (1 − α) clip_C(g_j(z) − g_j(point))] with g_j = clip_G(∇f_i(·; j)); θ is mostly 1."""
+    total = block.zeros(z)
+    for drawn in batch:
+        g, h = block.gradients(z, drawn), block.gradients(point, drawn)
+        total.add_(_difference(g, h, drawn.mask, C), alpha=1 - alpha)
+        if alpha:
+            total.add_(g.sum(), alpha=alpha)
+    return total.div_(block.b_over_scale.to(total.dtype))
+
+
+def _difference(g: PerSample, h: PerSample, mask: Tensor, C: float | None) -> Tensor:
+    """Return Σ_j clip_C(g_j − h_j)."""
+    from privsgp.gradients.per_sample import minus
+
+    if C is None:
+        return g.sum().sub_(h.sum())
+    c = minus(g, h)
+    c.clip_(C, mask)
+    return c.sum()

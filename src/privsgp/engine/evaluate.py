@@ -40,14 +40,9 @@ def average(s: State) -> Tensor:
     return (total / weight).to(s.x.dtype)
 
 
-def present(s: State) -> Tensor:
-    """Tell which nodes are still there: the weight of one that left a simulated network for good is 0."""
-    return s.w != 0
-
-
 def consensus_error(s: State) -> float:
     """Return (1/n) Σ_i ‖z_i − x̄‖², the paper's consensus error."""
-    return float((s.z[present(s)] - average(s)).double().square().sum(1).mean())
+    return float((s.z - average(s)).double().square().sum(1).mean())
 
 
 def clip_reached(block: Block, start: Tensor, end: Tensor) -> list[dict[str, float]]:
@@ -68,9 +63,9 @@ def clip_reached(block: Block, start: Tensor, end: Tensor) -> list[dict[str, flo
 
 
 class Evaluator:
-    """What a run tells of its models, the rows of metrics.jsonl: without a seed, nothing from training data.
+    """The rows of metrics.jsonl: without a seed, they use no training data.
 
-    Where metrics on test data are not to be shared, a row has none of them; the whole row goes to `keep`, at the site.
+    If metrics on test data are private, a row omits them; the whole row goes to `keep`, at the site.
     """
 
     def __init__(self, model: nn.Module, layout: Layout, spec: RunSpec, world: World, keep: Keep | None = None) -> None:
@@ -109,7 +104,7 @@ class Evaluator:
         learning = self.spec.learning
         if learning.test is None or learning.measure is None:
             return {}
-        models = s.z[present(s)] if self.spec.apart else average(s)[None]
+        models = s.z if self.spec.apart else average(s)[None]
         inputs, targets = learning.test
         measured = metrics.mean([learning.measure(self.outputs(x, inputs), targets) for x in models])
         if not self.spec.share_metrics and measured:
@@ -150,7 +145,7 @@ class Evaluator:
 
     def _accuracies(self, s: State) -> list[float]:
         """Return the test accuracy of each node's own model z_i."""
-        return self._tested(self.spec.learning.correct, s.z[present(s)])
+        return self._tested(self.spec.learning.correct, s.z)
 
     def _tested(self, function: PerSampleFunction | None, models: Tensor) -> list[float]:
         """Return means over the test data, one for each of models [·, d]; none where there is no such thing."""

@@ -1,4 +1,4 @@
-"""What the JSON files of a run folder must look like for those who read them: keys that are used, with their kinds.
+"""Formats of the JSON files of a run folder: the keys that readers use, with their types.
 
 Keys beyond these are left as they are: releases may add some, and nobody relies on them.
 """
@@ -18,20 +18,8 @@ class _Kept(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
 
-class _Faults(_Kept):
-    model_config = ConfigDict(extra="forbid")
-
-    drop: Annotated[float, Field(ge=0, lt=1)]
-    delay: _Whole
-    crashes: list[Annotated[list[_Whole], Field(min_length=3, max_length=3)]]
-    leaves: list[Annotated[list[_Whole], Field(min_length=2, max_length=2)]]
-    staleness: _Whole
-    seed: int
-
-
 class _Circumstances(_Kept):
     processes: _Whole = 1
-    faults: _Faults | None = None
 
 
 class Identity(_Kept):
@@ -69,6 +57,36 @@ class _Pairwise(_Kept):
 _Part = Annotated[float, Field(ge=0, le=1)]
 _Point = Annotated[list[_Part], Field(min_length=2, max_length=2)]
 _Bin = Annotated[list[float], Field(min_length=3, max_length=3)]
+
+
+class _Metric(_Kept):
+    metric: str
+    group: str
+    value: _Number
+    low: _Number
+    high: _Number
+    persons_needed: _Whole | None
+
+
+class _Trained(_Kept):
+    epsilon: _Number
+    delta: _Number
+
+
+class Evaluated(_Kept):
+    """evaluation.json: a private evaluation on held-out records."""
+
+    version: Literal[1] = 1
+    simulation: bool
+    epsilon: float
+    delta: float
+    relation: str
+    held_out: list[_Whole]
+    noise: str
+    honest: _Whole | None
+    added: str
+    trained: _Trained
+    metrics: list[_Metric]
 
 
 class _Evaluated(_Kept):

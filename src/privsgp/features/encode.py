@@ -77,7 +77,7 @@ def encode(module: nn.Module, x: Array, device: torch.device) -> NDArray[np.floa
     """
     module = module.to(device)
     rows = np.zeros((0,), np.float16)
-    chunk = _CHUNK.get(device.type, _CHUNK["cpu"])
+    chunk = max(_CHUNK.get(device.type, _CHUNK["cpu"]), getattr(module, "chunk", 0))
     with torch.no_grad():
         for start in range(0, len(x), chunk):
             part = torch.from_numpy(x[start : start + chunk]).to(device)
@@ -93,7 +93,7 @@ def as_kept(rows: Tensor) -> Tensor:
 
 
 class Encoded(nn.Module):
-    """A model with its feature map before it: what it makes of a sample is what it made of it in the run."""
+    """A model with its feature map before it; it gives the same outputs as in the run."""
 
     def __init__(self, encoder: nn.Module, model: nn.Module) -> None:
         super().__init__()

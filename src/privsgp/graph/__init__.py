@@ -1,11 +1,9 @@
-"""Who sends which share to whom at step `k`: the networks, the paper's assumptions on them, and what they cost."""
+"""Networks: the shares that nodes send at step `k`, the paper's assumptions, and the traffic."""
 
-from privsgp.graph.assumptions import Constants, Lemma, check, check_symmetric, constants
-from privsgp.graph.families import GRAPHS, NAMES, make, unconnected
-from privsgp.graph.picture import draw, table
-from privsgp.graph.sequences import Edges, Graph, from_networkx
+from privsgp.graph.assumptions import Constants, Lemma, check, check_symmetric, constants, table
+from privsgp.graph.sequences import GRAPHS, NAMES, Edges, Graph, make, unconnected
 
 __all__ = [
-    "GRAPHS", "NAMES", "Constants", "Edges", "Graph", "Lemma", "check", "check_symmetric", "constants", "draw",
-    "from_networkx", "make", "table", "unconnected",
+    "GRAPHS", "NAMES", "Constants", "Edges", "Graph", "Lemma", "check", "check_symmetric", "constants",
+    "make", "table", "unconnected",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where noise and sampling coins come from: a repeatable source for simulation, a secret one for everything else.
+"""Sources of noise and sampling coins: repeatable for simulations, secret for everything else.
 
 Both are ChaCha20 read as a random-access table of words: one key for each purpose ("noise", "coins") and one nonce for
 each (node, step), so that what a node draws never depends on which process it is in or what else was drawn.
@@ -16,6 +16,7 @@ import os
 import struct
 import threading
 import time
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -24,17 +25,19 @@ import numpy as np
 import torch
 
 from privsgp.accounting.sampler_cost import SIGMAS
-from privsgp.devices import device_of
+from privsgp.devices import device_of, have_triton, in_threads
 from privsgp.errors import Refused
-from privsgp.kernels import have_triton
 from privsgp.randomness.box_muller import box_muller
 from privsgp.randomness.cells import to_cells_
-from privsgp.threads import in_threads
+from privsgp.randomness.protocol import NodeNoise, Noise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
+
+    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.randomness.protocol import KeyExchange
 
     Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
 
@@ -122,17 +125,18 @@ class Streams:
         self, g: npt.NDArray[np.float64], nodes: Sequence[int], step: int, levels: npt.NDArray[np.float64]
     ) -> None:
         """Add noise to g [m, d] and round it to its grid; `levels` [2, m, 1] are σ and the spacing."""
-        behind = 1 + 4 * (g.shape[1] + 1) // _BLOCK_BYTES  # the lower halves of words come after all upper ones
 
         def tile(rows: slice, columns: slice) -> None:
-            here, block = g[rows, columns], columns.start * 4 // _BLOCK_BYTES
+            here, first = g[rows, columns], nodes[rows.start]  # its stream has the words of all rows of the tile
+            block = len(here) * columns.start * 4 // _BLOCK_BYTES
+            behind = 1 + len(here) * (g.shape[1] + 1) * 4 // _BLOCK_BYTES  # lower halves come after all upper ones
             words = np.empty((len(here), here.shape[1] + here.shape[1] % 2), np.int32)
-            self._read(words, "noise", nodes[rows], step, block)
+            self._read([words], "noise", [first], step, block)
 
-            def lower(pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-                some = [np.empty(2 * count, np.uint32) for count in pairs]
-                self._read(some, "noise", nodes[rows], step, behind + block)
-                return np.concatenate(some)
+            def lower(pairs: int) -> npt.NDArray[np.uint32]:
+                some = np.empty(2 * pairs, np.uint32)
+                self._read([some], "noise", [first], step, behind + block)
+                return some
 
             to_cells_(here, words, lower, *levels[:, rows])
 
@@ -153,7 +157,7 @@ class Keyed(Streams):
 
     The same key gives the same bits however nodes are grouped. A CPU and a GPU draw different numbers.
 
-    Guarantee: none. Who knows the seed can subtract the noise: artefacts say "simulation, not private".
+    Guarantee: none. Anyone who knows the seed can subtract the noise: artefacts say "simulation, not private".
     """
 
     secret = False
@@ -237,11 +241,11 @@ class Secure(Streams):
     Noise for a GPU is drawn there, with a copy of its key in the GPU's memory, where Triton can be imported.
 
     Guarantee: without the keys, noise and coins cannot be told from independent ones (ChaCha20 is a pseudo-random
-    function). No (key, nonce) is used twice: every draw has a key of its own, made from the last one, fresh bytes of
-    the operating system and two clocks, so that a machine put back to a snapshot of its memory draws other numbers. A
+    function). No (key, nonce) is used twice. Every draw has a new key, computed from the last one, fresh bytes of the
+    operating system and two clocks. So a machine that is restored from a snapshot of its memory draws other numbers. A
     draw that was made, or passed over by a later step of its node, is refused, and so is any draw in a forked process;
-    copying and pickling are refused. Normals are Box–Muller in
-    float64 from 128 bits a pair, tails to 10.2 σ; what that and the grid of `add_noise_` cost is in `computed`.
+    copying and pickling are refused. Normals are Box–Muller in float64 from 128 bits a pair, tails to 10.2 σ; what that
+    and the grid of `add_noise_` cost is in `computed`.
 
     Assumes: the operating system's randomness, and a machine whose memory, also the GPU's, others cannot read. Nothing
     is claimed about timing. Floating-point sums leak in their low bits whatever the noise is: release through
@@ -309,7 +313,9 @@ class Secure(Streams):
     def coins(self, nodes: Sequence[int], step: int, count: int) -> npt.NDArray[np.uint64]:
         """Return `count` coins of each node; those of one (node, step) can be drawn once."""
         nodes, drawn = self._claim_all("coins", nodes, step)
-        return drawn.coins(nodes, step, count)
+        coins = np.empty((len(nodes), count), np.uint64)
+        drawn._read([coins], "coins", nodes[:1], step)  # the key is this draw's own: one stream has all words
+        return coins
 
     def _claim_all(self, purpose: str, nodes: Sequence[int], step: int) -> tuple[list[int], Streams]:
         """Return the nodes, as plain numbers, and streams of a new key; refuse what may have been drawn before."""
@@ -427,3 +433,37 @@ def _refuse_shape(out: torch.Tensor, nodes: Sequence[int]) -> None:
             f"noise for {len(nodes)} nodes into {tuple(out.shape)} of {out.dtype}",
             "pass one row for each node, in float32 or float64",
         )
+
+
+@dataclass(frozen=True)
+class IndependentNoise(Noise):
+    """N(0, σ_i² I) for each node, independent of everything else."""
+
+    @property
+    def name(self) -> str:
+        """Its name in a summary."""
+        return "independent"
+
+    def of_nodes(
+        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, exchange: KeyExchange | None = None
+    ) -> NodeNoise:
+        """Return the noise of a process's nodes: there is nothing to agree on."""
+        del exchange
+        return _OfNodes(nodes, mechanisms, source)
+
+
+class _OfNodes(NodeNoise):
+    def __init__(self, nodes: range, mechanisms: Sequence[Mechanism], source: Source) -> None:
+        self._mechanisms = dict(zip(nodes, mechanisms, strict=True))
+        self._source = source
+
+    @property
+    def kernel_source(self) -> Source:
+        """The source itself."""
+        return self._source
+
+    def add_(self, g: torch.Tensor, nodes: Sequence[int], step: int) -> None:
+        """Add N(0, σ_i² I) to each node's row of g, in place."""
+        sigma = [self._mechanisms[i].at(step).sigma for i in nodes]
+        if any(sigma):
+            add_noise_(g, self._source, nodes, step, sigma=sigma)

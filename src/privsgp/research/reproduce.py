@@ -1,8 +1,8 @@
 """Make a figure of the paper again: run its curves, draw them, and say whether the paper's claim holds.
 
 In mode "published" noise is the paper's and the certified ε of every curve stands in its legend; in mode "certified"
-all curves have the same certified budget. A claim that does not hold is reported as not holding, and one whose own
-curve was left out as one that cannot be judged.
+all curves have the same certified budget. A verdict is "holds", "does not hold", or "cannot be judged" if the claim's
+own curve was skipped.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _told(curve: Curve, runs: Several) -> dict[str, Any]:
     p = runs.config.privacy
     return {
         "label": curve.label, "line": curve.line, "x": curve.x, "config": runs.config.model_dump(mode="json"),
-        "steps": runs.config.algorithm.steps, "step_size": compare.base_step_size(runs.config),
+        "steps": runs.config.algorithm.steps, "step_size": runs.config.step_size,
         "sigma": (runs.summary.get("sigma") or [None])[0],
         "epsilon_certified": runs.epsilon, "epsilon_nominal": p.epsilon if p.nominal else None,
         "diverged": runs.diverged,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from privsgp.algorithms.algorithm import Algorithm, Network, Trust, clipped_mean
-from privsgp.algorithms.block import State, moved
+from privsgp.algorithms.algorithm import Algorithm, Network, Trust
+from privsgp.algorithms.block import State, clipped_mean, moved
 from privsgp.algorithms.events import Release, Step
 from privsgp.algorithms.push_sum import PrivSGP
 
@@ -40,7 +40,7 @@ class CentralDPSGD(Local):
     It draws with the same probability q = b/J as the nodes would, so that its batch is n·b, and keeps to the smallest
     ε_i and δ_i of them all. The step is that of `Local`.
 
-    What a server that sees all data could do at the same budget.
+    A server that sees all data, at the same budget.
     """
 
     name: ClassVar[str] = "dp-sgd"

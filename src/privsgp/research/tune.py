@@ -18,14 +18,13 @@ from privsgp.planner import settle as planning
 from privsgp.planner.noise import Method, Network, NoiseNeeded
 from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
 from privsgp.runs import budgets as protection
-from privsgp.runs import problem as problems
-from privsgp.runs.config import Config, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from privsgp.audit.audit import Stage
+    from privsgp.runs.config import Config
 
 LONGEST = 128  # steps of a rehearsal; a longer run takes as many coarser ones
 BETTER = 0.002  # of the score: less is chance
@@ -58,7 +57,7 @@ def tune(
     if config.auto or config.privacy.epsilon is None:
         what = f"{config.auto[0]} = 'auto'" if config.auto else "no privacy.epsilon"
         raise Refused(f"tune with {what}", "give a budget, and numbers to start the search from")
-    problem = problems.load_problem(config, data_dir)
+    problem = planning.problem_of(config, data_dir)
     rehearsal = Rehearsal(problem.model, problem.loss, planning.runs_of(config, source, problem, data_dir))
     rehearse = Rehearse(config, planning.network_of(config, problem), rehearsal)
     with stage("trials", most) as done:
@@ -70,9 +69,8 @@ def tune(
 def start(config: Config) -> Trial:
     """Return the configuration's own values."""
     a = config.algorithm
-    step_size = a.step_size.mean if isinstance(a.step_size, Schedule) else config.step_size(0)
     share = (a.average_share or FinalModel.share) if a.average == "tail" else 0.0
-    return Trial(step_size, protection.settings(config).clip, float(a.batch), a.steps, a.momentum, share)
+    return Trial(config.step_size, protection.settings(config).clip, float(a.batch), a.steps, a.momentum, share)
 
 
 def applied(config: Config, trial: Trial) -> Config:

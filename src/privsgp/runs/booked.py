@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from privsgp.accounting.ledger import Segment
     from privsgp.accounting.policy import Policy
     from privsgp.data.dataset import Dataset
-    from privsgp.data.same_records import Hashes
+    from privsgp.data.hashes import Hashes
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
 
@@ -120,7 +120,7 @@ def refuse_moved(
 ) -> None:
     """Refuse records that were at another node in the runs whose ledgers are continued.
 
-    What a record has spent is in the ledger of its node. A value that comes more often now than before, over all nodes
+    The ledger of its node has the spending of a record. A value that comes more often now than before, over all nodes
     here, is a new record that looks like an old one.
     """
     book = Book()

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from privsgp.accounting import calibration
 from privsgp.accounting.counting import Count, Filter, count
 from privsgp.accounting.mechanisms import Saga, Shared
-from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, solve, trust_curve
+from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, trust_curve
+from privsgp.accounting.sharing import solve
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.engine.spec import Protection
@@ -99,7 +100,7 @@ def _left(config: Config, samples: Sequence[int], needed: Sequence[float]) -> fl
 
 
 def difference_clip(config: Config) -> float | None:
-    """Return C beside "auto": what was given, else G where a clip costs a norm and no memory, else none.
+    """Return C for "auto": the given value, else G if a clip costs only a norm, else none.
 
     A clipped entry is a mixture of two gradients: of a linear layer that sees a sample once it keeps its factors, of
     others it would not; nor can it be rounded.
@@ -128,7 +129,7 @@ def calibrate_nodes(
 ) -> Protection:
     """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
 
-    Where earlier runs have spent from the same budget, a Rényi filter counts them and this one together. Of several
+    If earlier runs have spent from the same budget, a Rényi filter counts them together with this run. Of several
     processes each calibrates its own nodes and tells the others: σ is public. `releases` are K_i where nodes release
     unequally often; else each does at every step. `coordinates` is the length of a message. `agreed` is what noise that
     nodes share was agreed to be made of, where that is settled.
@@ -145,12 +146,17 @@ def calibrate_nodes(
     bare = [
         algorithm.mechanism(made, sigma=sigmas[i], batch=batches[i], samples=samples[i], kappa=slack) for i in range(n)
     ]
-    graph = noise_graph(config, n)
+    graph, world = noise_graph(config, n), world or World()
+    if graph is not None and config.seed is None and not world.alone:
+        raise Refused(
+            f"privacy.noise = {config.privacy.noise!r} in {world.size} processes",
+            "take 'independent' under torchrun; sites that share noise use `privsgp join`, which exchanges signed keys",
+        )
     mechanisms = [m.changed(coordinates=coordinates) for m in bare]
     if graph is not None:
         mechanisms = [Shared(m, config.honest, graph.partners) for m in mechanisms]
 
-    world, needed = world or World(), functools.cache(Count.sigma)  # nodes that are alike need the same
+    needed = functools.cache(calibration.needed)  # nodes that are alike need the same
     if allowance is not None:
 
         def calibrated(i: int) -> float:

@@ -1,4 +1,4 @@
-"""What a model's file says of the model: shapes, classes, how outputs are read, and the promise it was trained under.
+"""Metadata in a model's file: shapes, classes, the meaning of outputs, and the privacy of its training.
 
 It stands in the file's metadata, so that a file by itself can be made a model again without unpickling anything.
 Nothing in it depends on records, crashes or clocks: the same configuration gives the same bytes. model-card.md, written
@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from privsgp import __version__, features
 from privsgp.data.images import ImageOptions
+from privsgp.data.schema_text import written
 from privsgp.data.text import TextOptions
 from privsgp.errors import Refused, visible
 from privsgp.files import parsed
@@ -41,7 +42,7 @@ Shape = Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=8)]
 
 
 class Parts(BaseModel):
-    """What a sample of several inputs is made of."""
+    """The inputs of a sample."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -109,7 +110,7 @@ def card(config: Config, problem: Problem) -> dict[str, Any]:
         "encoder": None if encoder is None else features.digest(encoder),
         "frozen": frozen_digest(problem.model),
         "dtype": config.engine.dtype,
-        "schema_text": None if d.schema is None else d.schema.toml(),
+        "schema_text": None if d.schema is None else written(d.schema),
         **{key: value for key, value in optional.items() if value is not None},
         "class_names": None if named is None else named.labels,
         "privacy": {

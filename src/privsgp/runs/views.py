@@ -1,7 +1,7 @@
 """A finished run as people see it: labelled facts, and the text of its privacy statement.
 
 The terminal, a notebook, the model card and the report render this one value. `of` takes a summary. `read` takes a run
-folder, checks its ledgers and recomputes ε. Whatever prints ε or δ rounds it up.
+folder, checks its ledgers and recomputes ε. Every printed ε and δ is rounded up.
 """
 
 from __future__ import annotations
@@ -187,13 +187,10 @@ class RunView:
         if not shared:
             return []
         curve = ", ".join(f"{int(h)}: {bound(epsilon)}" for h, epsilon in shared["curve"])
-        said = [
+        return [
             f"only if {shared['honest']} of {n} sites are honest, the site itself included: {HONEST}",
             f"ε of the site that has spent most, by the number of honest sites: {curve}",
         ]
-        if (self.identity.get("circumstances") or {}).get("processes", 1) > 1:
-            said += ["the first process passed on the public keys: it is honest too, unless transcripts were compared"]
-        return said
 
     @property
     def not_covered(self) -> list[str]:

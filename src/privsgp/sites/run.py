@@ -23,12 +23,13 @@ from privsgp.accounting import ledger
 from privsgp.accounting import policy as policies
 from privsgp.accounting.book import Total
 from privsgp.data.dataset import settle
+from privsgp.data.hashes import hashes_of
 from privsgp.data.loading import is_file, read_file, same_file, with_test
-from privsgp.data.same_records import hashes_of, is_tested_on_own
+from privsgp.data.same_records import is_tested_on_own
 from privsgp.data.tables import is_table
 from privsgp.engine import checkpoint
 from privsgp.engine.folder import Folder
-from privsgp.engine.stops import Stopping
+from privsgp.engine.trainer import Stopping
 from privsgp.errors import Interrupted, Refused
 from privsgp.files import finite, read_bytes, sync_names, write, write_json
 from privsgp.gradients import Layout
@@ -102,7 +103,7 @@ class Network:
             self.server.stop()
 
     def until(self, done: Callable[[], bool], seconds: float) -> bool:
-        """Wait until something is done; tell whether it is after so many seconds."""
+        """Wait until a condition holds; return whether it holds after the given seconds."""
         return wait_for(self.members.changed, done, seconds)
 
 
@@ -401,7 +402,7 @@ def _leaving(folder: Folder) -> Path:
 
 
 def leave(study: Path, *, home: Path, out: Path | None = None) -> bool:
-    """Leave a run for good; tell whether the others could be told here, and not by the process that is in the run."""
+    """Leave a run permanently; return whether this process, and not the one in the run, could inform the others."""
     site, agreement, folder = _opened(study, home, out)
     if not folder.config.exists():
         raise Refused(f"{folder.path} holds no run of {agreement.name}", "name its folder with --out")
@@ -422,7 +423,7 @@ def leave(study: Path, *, home: Path, out: Path | None = None) -> bool:
 
 
 def _goodbye(network: Network, folder: Folder) -> None:
-    """Bring the sites that are there this site's last messages; sign that it leaves; tell those that can be told."""
+    """Send this site's last messages to the sites that are online, sign its departure, and inform the others."""
     network.until(lambda: _delivered(network), max(_GOODBYE, network.agreement.limits.deadline))
     network.members.leave(Goodbye.make(network.site, network.agreement.run, network.transport.taken()))
     delete(_pair_key(folder))

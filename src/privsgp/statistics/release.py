@@ -1,7 +1,7 @@
 """One noised sum of the sites' vectors: of each person one vector, of each site one Gaussian release.
 
 Nothing here reads or writes a file. `Release.plan` sets the noise, `added` forms a site's sum, `noised` adds the noise,
-and `total` is push-sum: every site gets the sum over all sites, and nobody sees one site's sum without its noise.
+and `total` is push-sum: every site gets the sum over all sites. A site's sum never leaves without its noise.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 
 from privsgp.accounting import accountant, calibration
 from privsgp.accounting.mechanisms import Counts, Shared
-from privsgp.accounting.pairwise import NoiseGraph, solve
+from privsgp.accounting.pairwise import NoiseGraph
+from privsgp.accounting.sharing import solve
 from privsgp.errors import Refused
-from privsgp.randomness.independent import IndependentNoise
-from privsgp.randomness.noise import Source, levels, snap_
+from privsgp.randomness.noise import IndependentNoise, Source, levels, snap_
 from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.transport.in_process import InProcess
 
@@ -41,7 +41,7 @@ _LONGEST = 10_000  # rounds of push-sum
 
 @dataclass(frozen=True)
 class Vectors:
-    """What a person's vector is: its length, its largest norm, and whether an entry may be negative."""
+    """The form of a person's vector: length, largest norm, and whether an entry may be negative."""
 
     length: int
     norm: float
@@ -66,7 +66,7 @@ class Release:
     @classmethod
     def plan(
         cls, vectors: Vectors, sizes: Sequence[int], epsilon: float, delta: float, relation: Relation = "zero-out",
-        honest: int | None = None, ratio: float = 2.0, context: str = "",
+        honest: int | None = None, ratio: float = 2.0,
     ) -> Release:  # fmt: skip
         """Return the release with the least noise that is within (ε, δ) for each site.
 
@@ -94,7 +94,7 @@ class Release:
         covariance = solve(needed, honest, ratio, graph)
         worth, own = covariance.effective(honest), covariance.own_sigma
         made = [Shared(m.with_sigma(s), honest, graph.partners, min(own)) for m, s in zip(bare, worth, strict=True)]
-        return cls._counted(vectors, made, PairwiseNoise(covariance, honest, context), own, relation, delta)
+        return cls._counted(vectors, made, PairwiseNoise(covariance, honest), own, relation, delta)
 
     @classmethod
     def _counted(

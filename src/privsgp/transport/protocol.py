@@ -1,4 +1,4 @@
-"""What a run asks of whatever carries its messages, wherever its nodes live. A new kind is one more file here.
+"""The interface of every transport. A new kind is one more file here.
 
 Algorithms and the trainer know this protocol alone; `Trainer._connect` chooses the kind.
 """
@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 class Transport(Protocol):
     """Moves the parameters x and push-sum weights w of this process's nodes to their out-neighbours.
 
-    What most kinds have no use for has a default here.
+    Methods that most kinds do not need have a default.
     """
 
-    local: ClassVar[bool]  # every node is in this process: nothing leaves it before a step is over
-    plain: ClassVar[bool]  # `mix` is the product with P^k and nothing else: one kernel may do it with the step
-    once: ClassVar[bool] = False  # its links carry one exchange a step
+    # Every node is in this process: nothing leaves it before a step is over, and one kernel may do `mix` with the step.
+    local: ClassVar[bool]
     message_bytes: int  # of one message from one node to another: its numbers and its weight
 
     @abstractmethod

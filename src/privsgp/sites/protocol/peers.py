@@ -1,4 +1,4 @@
-"""What a site knows of the others: which are there, how far each is, and which have left for good.
+"""The peers of a site: which are online, how far each is, and which have left.
 
 All of it was checked when it came (gossip.py). Several threads ask and write: one condition guards everything.
 """
@@ -133,8 +133,8 @@ class PeerTable:
     def took(self, target: int, step: int, answered: int, asked: int) -> None:
         """Keep that a message of this site's was brought to a target, and which it answered to have.
 
-        `asked` is the process that was known then. Where another has said hello since, the answer may be of the one
-        before, and the message is lost with it.
+        `asked` is the process that was known then. If another process has said hello since, the answer may be of the
+        one before, and the message is lost with it.
         """
         with self.changed:
             other = self.others[target]
@@ -234,12 +234,13 @@ class PeerTable:
         with self.changed:
             other, now, head = self.others[node], time.monotonic(), self.head(node)
             step = max(other.step, -1 if head is None else head.header.step + 1)
+            spoke = other.met if node in self._near else other.heard  # a relay speaks for the others
             is_reported, relay = other.met < other.heard >= now - self._silence, self.agreement.relay
             return {
                 "step": step,
                 "phase": self._phase_of(node, step),
                 "there": node not in self.left and now - other.met <= self._silence,
-                "silent_seconds": None if other.met == -LONG_AGO else round(now - other.met, 1),
+                "silent_seconds": None if spoke == -LONG_AGO else round(now - spoke, 1),
                 "reported_by": other.reporter if is_reported else None,
                 "relay": relay.name if relay is not None and node not in self._near else None,
                 "signed": node in self.signatures,
