@@ -143,7 +143,7 @@ def measured(name: str, seed: int) -> list[dict[str, Any]]:
 def part(told: dict[str, Any], ours: dict[str, Any]) -> str:
     """Return the table of the page: means over the seeds, of Flower at its best setting."""
     text = [
-        "| table | ε | loss: privsgp | Flower | AUC: privsgp | Flower | its clip, step | best, median, worst of its losses |",
+        "| table | ε | loss: privsgp | Flower | AUC: privsgp | Flower | clip, step | best, median, worst loss |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, epsilon in itertools.product(NAMES, EPSILONS):
