@@ -72,7 +72,7 @@ class Problem:
     @property
     def samples(self) -> list[int]:
         """J_i of every node, here or elsewhere."""
-        return [len(rows) for rows in self.parts] if self.block is None else list(self.sizes)
+        return [self.dataset.samples(rows) for rows in self.parts] if self.block is None else list(self.sizes)
 
     def local_shard(self, world: World) -> Problem:
         """Keep of all nodes' data what this process's nodes hold."""
@@ -81,9 +81,7 @@ class Problem:
         block = blocks(len(self.parts), world.size)[world.rank]
         rows = np.concatenate([self.parts[i] for i in block])
         parts = np.split(np.arange(len(rows)), np.cumsum([len(self.parts[i]) for i in block])[:-1])
-        d = self.dataset
-        known = None if d.rows is None else d.rows[rows]
-        own = dataclasses.replace(d, x=d.x[rows], y=d.y[rows], rows=known)
+        own = self.dataset.taken(rows)
         return dataclasses.replace(self, dataset=own, parts=parts, block=block, sizes=self.samples)
 
     @functools.cached_property
@@ -117,7 +115,8 @@ def load_problem(config: Config, data_dir: Path | None = None, world: World | No
     )
     if world.alone or config.data.path is None:
         return problem
-    sizes = world.all_gather_nodes([len(rows) for rows in problem.parts], From1, config.data.nodes)
+    own = [problem.dataset.samples(rows) for rows in problem.parts]
+    sizes = world.all_gather_nodes(own, From1, config.data.nodes)
     return dataclasses.replace(problem, sizes=sizes)
 
 
@@ -133,7 +132,7 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
             d.path, block, task=task, classes=d.classes, form=d.form, base=config.base, names=d.sites, tell=told.append,
             look=lambda one: None if d.test_path else refuse_own_records(config, f"{one.name}, {how}", one, None),
         )  # fmt: skip
-        _refuse_other_sizes(config, [len(rows) for rows in parts], block)
+        _refuse_other_sizes(config, [dataset.samples(rows) for rows in parts], block)
     else:
         if d.schema is not None and not is_table(d.name):
             raise Refused(
@@ -270,10 +269,15 @@ def layout(config: Config) -> str:
 
 
 def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:
-    """Lay a data set out on the nodes, by public randomness."""
+    """Lay a data set out on the nodes, by public randomness; a person's rows stay together."""
     rng = np.random.default_rng(public_seed(config.seed, layout(config), "partition"))
-    d = config.data
-    return data.partition(d.partition, dataset.y, d.nodes, rng=rng, sizes=d.sizes, **config.options("data"))
+    d, every = config.data, np.arange(len(dataset.y))
+    first = np.flatnonzero(dataset.first_rows(every))
+    parts = data.partition(d.partition, dataset.y[first], d.nodes, rng=rng, sizes=d.sizes, **config.options("data"))
+    if dataset.persons is None:
+        return parts
+    rows = np.split(every, first[1:])
+    return [np.concatenate([rows[i] for i in part]) for part in parts]
 
 
 def notes(config: Config, problem: Problem, world: World) -> list[str]:
