@@ -1,4 +1,4 @@
-"""What the JSON files of a run folder must look like for those who read them: keys that are used, with their kinds.
+"""Formats of the JSON files of a run folder: the keys that readers use, with their types.
 
 Keys beyond these are left as they are: releases may add some, and nobody relies on them.
 """
@@ -62,6 +62,36 @@ class _Person(_Kept):
 _Part = Annotated[float, Field(ge=0, le=1)]
 _Point = Annotated[list[_Part], Field(min_length=2, max_length=2)]
 _Bin = Annotated[list[float], Field(min_length=3, max_length=3)]
+
+
+class _Metric(_Kept):
+    metric: str
+    group: str
+    value: _Number
+    low: _Number
+    high: _Number
+    persons_needed: _Whole | None
+
+
+class _Trained(_Kept):
+    epsilon: _Number
+    delta: _Number
+
+
+class Evaluated(_Kept):
+    """evaluation.json: a private evaluation on held-out records."""
+
+    version: Literal[1] = 1
+    simulation: bool
+    epsilon: float
+    delta: float
+    relation: str
+    held_out: list[_Whole]
+    noise: str
+    honest: _Whole | None
+    added: str
+    trained: _Trained
+    metrics: list[_Metric]
 
 
 class _Evaluated(_Kept):

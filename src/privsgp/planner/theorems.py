@@ -1,7 +1,7 @@
 """The paper's second half, one small function per equation: Theorem 1, Corollary 1 and K̂(C, q).
 
 Plain floats in the paper's letters: n nodes with J samples each, d parameters, K steps, G a bound on one sample's
-gradient, and `Constants` for the rest. Where a number outgrows floating point its logarithm is returned.
+gradient, and `Constants` for the rest. If a number exceeds floating point, its logarithm is returned.
 
 `from_constants` is the plan that needs no configuration: the K at which Theorem 1's bound is smallest.
 """
@@ -37,7 +37,7 @@ REACHED = 1e9  # steps that no run takes
 
 @dataclass(frozen=True)
 class Constants:
-    """What the bound knows of a problem: L, F⁰ = f(x⁰) − f*, and the *squared* b² (Assumption 5) and ‖x⁰‖²."""
+    """The constants of the bound: L, F⁰ = f(x⁰) − f*, and the *squared* b² (Assumption 5) and ‖x⁰‖²."""
 
     smoothness: float
     gap: float

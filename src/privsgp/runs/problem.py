@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 class Problem:
     """Data as it lies on the nodes, and the model with its loss.
 
-    Where a run has several processes, each has the data of the nodes in `block` alone, and `sizes` of all of them.
+    With several processes, each has only the data of the nodes in `block`, and `sizes` of all nodes.
     `encoder` is what the samples have gone through, or, in a problem that is not yet `brought_home`, are to go through;
     """
 
@@ -79,10 +79,38 @@ class Problem:
         if world.alone or self.block is not None:
             return self
         block = blocks(len(self.parts), world.size)[world.rank]
-        rows = np.concatenate([self.parts[i] for i in block])
-        parts = np.split(np.arange(len(rows)), np.cumsum([len(self.parts[i]) for i in block])[:-1])
-        own = self.dataset.taken(rows)
-        return dataclasses.replace(self, dataset=own, parts=parts, block=block, sizes=self.samples)
+        own = self.with_rows([self.parts[i] for i in block])
+        return dataclasses.replace(own, block=block, sizes=self.samples)
+
+    def with_rows(self, chosen: Sequence[NDArray[np.int64]]) -> Problem:
+        """Keep these rows alone, one array of them for each node."""
+        rows = np.concatenate(chosen)
+        parts = np.split(np.arange(len(rows)), np.cumsum([len(part) for part in chosen])[:-1])
+        known = None if self.known is None else self.known[rows]
+        return dataclasses.replace(self, dataset=self.dataset.taken(rows), parts=parts, known=known)
+
+    def side(self, share: float | None, *, held_out: bool) -> Problem:
+        """Keep the records that training sees, or those that are held out of it.
+
+        Guarantee: a record's side depends on its own inputs and on `share` alone. Equal inputs are on one side, at
+        every node and in every run. A record that is held out stays so if `share` grows.
+        """
+        if share is None:
+            return self
+        if self.dataset.persons is not None:  # whose rows would be on both sides
+            raise Refused(
+                f"evaluation.share = {share:g} for persons with several rows", "leave it out: it is for records"
+            )
+        keyed = (hashlib.blake2b(one.tobytes(), digest_size=8, person=b"held out").digest() for one in self.hashes)
+        out = np.frombuffer(b"".join(keyed), "<u8") < share * 2.0**64
+        chosen = [rows[out[rows] == held_out] for rows in self.parts]
+        if empty := [i for i, rows in enumerate(chosen) if not len(rows)]:
+            raise Refused(
+                f"evaluation.share = {share:g}: node {empty[0]} has no record "
+                + ("that is held out" if held_out else "left to train on"),
+                "take another share, or leave it out",
+            )
+        return dataclasses.replace(self, known=self.hashes).with_rows(chosen)
 
     @functools.cached_property
     def hashes(self) -> Hashes:
@@ -111,7 +139,12 @@ def load_problem(config: Config, data_dir: Path | None = None, world: World | No
     refuse_other_configurations(config, world)
     block = blocks(config.data.nodes, world.size)[world.rank]
     problem = world.all_or_none(
-        lambda: _read(config, data_dir, block).local_shard(world).encoded(chosen_device(config.engine.device))
+        lambda: (
+            unencoded(config, data_dir, block)
+            .side(config.evaluation.share, held_out=False)
+            .local_shard(world)
+            .encoded(chosen_device(config.engine.device))
+        )
     )
     if world.alone or config.data.path is None:
         return problem
@@ -123,8 +156,8 @@ def load_problem(config: Config, data_dir: Path | None = None, world: World | No
 _PUBLIC = "data.test = 'public' (test_is_public=True)"
 
 
-def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
-    """Read the files of the nodes in `block`, or a data set that is divided among all nodes."""
+def unencoded(config: Config, data_dir: Path | None, block: range) -> Problem:
+    """Read the files of the nodes in `block`, or a data set that is divided among all nodes; all records of them."""
     task, d, told = models.task(config.model.loss), config.data, list[str]()
     how = "{test_is_public}" if d.test_path is None else f"data.test_path = {d.test_path!r}"
     if d.path is not None:
@@ -254,7 +287,7 @@ def brought_home(config: Config, problem: Problem, world: World) -> Problem:
 def layout(config: Config) -> str:
     """Return what decides which record lies on which node: [data], and the seed of a simulation.
 
-    Guarantee: nothing else moves a record. What it has spent is in its node's ledger, where a later run looks for it.
+    Guarantee: nothing else moves a record. Its node's ledger has its spending, for later runs.
     Assumes: with `data.path` each file keeps its name and its records. No hash of them may stand in a ledger.
     """
     d = config.data

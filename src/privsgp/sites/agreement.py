@@ -1,8 +1,8 @@
-"""What all sites of a run sign: one canonical JSON file, *.study, whose SHA-256 is the run's id.
+"""Agreements: one canonical JSON file, *.study, that all sites sign. Its SHA-256 is the run's id.
 
 It holds the shared configuration, the release, the roster (everybody's card), the graph, size and hash of x⁰, sizes
-J_i, budgets (ε_i, δ_i), noise σ_i, K, limits and an expiry. No code travels. Whoever joins makes all of it again from
-the configuration and refuses what differs: what others say about a site's own noise never changes it.
+J_i, budgets (ε_i, δ_i), noise σ_i, K, limits and an expiry. No code travels. A site that joins recomputes all of it
+from the configuration and refuses differences. So other sites' values never change its own noise.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Agreement(Study):
 
     @cached_property
     def graph(self) -> Graph:
-        """Who sends to whom."""
+        """The links."""
         return make_graph(self.config)
 
     @cached_property
@@ -294,13 +294,15 @@ def _noise(config: Config, like: Dataset) -> dict[str, Any]:
 
 
 def _algorithm_faults(config: Config) -> Iterator[Fault]:
-    """Yield what could not be gone on with after a crash, or does not send to neighbours in step."""
+    """Yield features that a site cannot continue after a crash, or that do not send to neighbours in step."""
     a, privacy, features = config.algorithm, config.privacy, config.features
     what = f"algorithm.name = {a.name!r} between sites: it does not send to neighbours in step by push-sum, or nobody "
     what += "knows whether what it remembers survives a crash"
     yield a.name not in ALLOWED, what, f"take {' or '.join(map(repr, ALLOWED))}"
     what = f"privacy.accountant = {privacy.accountant!r} between sites: its ε guarantees nothing"
     yield privacy.nominal, what, "take 'certified': others rely on what is agreed on"
+    share = f"evaluation.share = {config.evaluation.share} between sites: private evaluation runs in one process only"
+    yield config.evaluation.share is not None, share, "leave it out, and keep test records in files of their own"
     remedy = "write 'independent' or 'pairwise': all sign whom they have to trust"
     yield privacy.noise == "auto", "privacy.noise = 'auto' between sites", remedy
     what = f"features.name = {features.name!r} between sites: its weights do not travel"
@@ -314,7 +316,7 @@ def _algorithm_faults(config: Config) -> Iterator[Fault]:
 
 
 def graph_hash(graph: Graph) -> str:
-    """Return the SHA-256 of who sends which share to whom, over a period or, where there is none, for a while."""
+    """Return the SHA-256 of all shares over a period, or over many steps if there is none."""
     edges = [graph.edges(k) for k in range(graph.period or HORIZON)]
     told = [[e.source.tolist(), e.target.tolist(), e.share.tolist()] for e in edges]
     return digest(told)

@@ -1,4 +1,4 @@
-"""What a monitoring system may ask a site for, in Prometheus' text format: off unless asked for, on the address given.
+"""Metrics for a monitoring system, in Prometheus' text format, on a given address; off by default.
 
 Nothing of it depends on records: steps, links and their messages, sites, what was refused.
 """
@@ -87,7 +87,7 @@ def served(address: str | None, made: Callable[[], str]) -> Iterator[None]:
                 self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing of who asked."""
+            """Log no requests."""
 
     try:
         server = ThreadingHTTPServer((host.strip("[]"), int(port)), Handler)

@@ -1,4 +1,4 @@
-"""Who agreed to a run between sites, from its folder: every signature checked again, nothing of `private/` opened.
+"""The signatures of a run between sites, from its folder: each is checked again, and `private/` stays closed.
 
 A run may be of an older release: what is checked here is what people signed, not whether it could be run today.
 """
@@ -93,7 +93,7 @@ class Signatory(NamedTuple):
 
 
 class Signed(NamedTuple):
-    """An agreement and who has signed it."""
+    """An agreement and its signatures."""
 
     name: str
     run: str  # the hash of the agreement

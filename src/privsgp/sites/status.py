@@ -1,4 +1,4 @@
-"""What a site shows of a run while it takes part: each site, each link, and why a link fails.
+"""The status of a run at a site: each site, each link, and the cause of a failure.
 
 `state` is the one source: `privsgp status` reads it from status.json, Prometheus as metrics. It decides nothing.
 """
