@@ -28,6 +28,7 @@ ALONE = {
     "first-study",
     "flower",
     "hospitals",
+    "persons",
     "trust",
     "stragglers",
     "soteriafl",

@@ -211,3 +211,47 @@ def test_sites_refuse_what_runs_in_one_process_only(place):
     assert any(broken and "evaluation.share" in what for broken, what, _ in _algorithm_faults(config))
     assert "evaluation" in config.shared()
     assert "evaluation" not in configs.read(place / "run.toml", ["evaluation.share="]).shared()
+
+
+def test_several_classes_give_a_confusion(tmp_path):
+    (tmp_path / "run.toml").write_text(
+        runs.SMALL.replace("sizes = [300, 300, 300, 300]\n", "") + "[evaluation]\nshare = 0.3\n"
+    )
+    train(tmp_path)
+    ran = evaluate(tmp_path, "--set", "evaluation.epsilon=20.0", "--json")
+    assert ran.code == 0, ran.err
+    metrics = {(one["metric"], one["group"]): one for one in json.loads(ran.out)["metrics"]}
+    assert metrics["accuracy", "all"]["value"] > 0.5
+    assert ("recall", "all, class 9") in metrics
+
+
+def test_numbers_give_r2_and_mae_in_the_unit_of_the_table(place):
+    schema = SCHEMA.replace('column = "back"\nclasses = ["no", "yes"]', 'column = "stay"\nrange = [0, 40]')
+    (place / "schema.toml").write_text(schema)
+    rng = np.random.default_rng(5)
+    for name in SITES:
+        age, dose = rng.uniform(0, 100, 600), rng.random(600)
+        lines = [
+            f"{a:.4f},{d:.4f},F,{a / 5 + 10 * d + e:.3f}"
+            for a, d, e in zip(age, dose, rng.normal(0, 2, 600), strict=True)
+        ]
+        (place / f"{name}.csv").write_text("\n".join(["age,dose,sex,stay", *lines]) + "\n")
+    options = (
+        "--set",
+        "seed=1",
+        "--set",
+        "evaluation.subgroups=",
+        "--set",
+        'model.name="linear"',
+        "--set",
+        'model.loss="mse"',
+    )
+    train(
+        place, *options, "--set", "algorithm.steps=60", "--set", "algorithm.step_size=0.1", "--set", "privacy.clip=4.0"
+    )
+    ran = evaluate(place, *options, "--set", "evaluation.epsilon=20.0", "--json")
+    assert ran.code == 0, ran.err
+    metrics = {one["metric"]: one for one in json.loads(ran.out)["metrics"]}
+    assert set(metrics) == {"r2", "mae", "clipped"}
+    assert metrics["mae"]["value"] == pytest.approx(1.6, abs=0.4)
+    assert metrics["r2"]["low"] < 0.91 < metrics["r2"]["high"] + 0.02

@@ -28,7 +28,7 @@ name = {name}
 schema = "schema.toml"      # public, and the same at every site
 sites = {sites}
 {records}
-{test}
+{person}{test}
 
 [model]
 name = "logistic"           # logistic | mlp …; a number as target: name = "linear", loss = "mse"
@@ -77,7 +77,7 @@ def write_first(
     write(files[1], schema)
     try:
         test_path = None if test is None else os.path.relpath(test, folder)
-        text = _run(files[1], sites, _records(path, sizes), epsilon, test_path)
+        text = _run(files[1], table, sites, _records(path, sizes), epsilon, test_path)
         write(files[0], text)
         configs.read(files[0])
     except Refused:
@@ -95,10 +95,19 @@ def _records(path: str, sizes: Sequence[int]) -> str:
     return f"path = {json.dumps(path, ensure_ascii=False)}\n{line}"
 
 
-def _run(schema: Path, sites: Sequence[str], records: str, epsilon: Sequence[float], test: str | None) -> str:
-    from privsgp.data.schema import read
+def _run(
+    schema: Path, table: Any, sites: Sequence[str], records: str, epsilon: Sequence[float], test: str | None,  # noqa: ANN401 - Arrow's
+) -> str:  # fmt: skip
+    from privsgp.data.schema import Ignored, read
 
-    regression = read(schema).classes is None
+    made = read(schema)
+    regression, names = (
+        made.classes is None,
+        [name for name, _ in tables.repeating(table, made) if name in made.columns],
+    )
+    names += [name for name, one in made.columns.items() if isinstance(one, Ignored) and tables.NAMES.search(name)]
+    name = json.dumps((names or [""])[0], ensure_ascii=False)
+    lines = f"# person = {name}  # whose row it is: ε is then for a person\n# rows_per_person = 4\n"
     text = _TEXT.replace('"logistic"           #', '"linear"             #') if regression else _TEXT
     said = '# test_path = "test.csv"    # public test data: anybody may see metrics on them'
     return text.format(
@@ -106,6 +115,7 @@ def _run(schema: Path, sites: Sequence[str], records: str, epsilon: Sequence[flo
         name=json.dumps(schema.resolve().parent.name if schema.resolve().parent.name.isidentifier() else "run"),
         sites=json.dumps(list(sites), ensure_ascii=False),
         records=records,
+        person=lines if names else "",
         test=said if test is None else f"test_path = {json.dumps(test, ensure_ascii=False)}",
         loss=json.dumps("mse" if regression else "cross-entropy"),
         epsilon=epsilon[0] if len(epsilon) == 1 else list(epsilon),
