@@ -20,7 +20,7 @@ from privsgp.report.terminal import show, show_lines
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from privsgp.accounting.mechanisms import Mechanism, Saga, Sampling
+    from privsgp.accounting.mechanisms import Mechanism, Relation, Saga, Sampling
     from privsgp.accounting.sharing import Sharing
 
 SHARING = ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd")  # methods in whose steps shared noise cancels
@@ -90,6 +90,12 @@ def _count(
     coordinates: Annotated[
         int, typer.Option(help="d, the length of a message: counts the rounding of noise. 0 assumes ideal noise.")
     ] = 0,
+    rows_per_person: Annotated[
+        int | None, typer.Option(help="A sample is a person with up to so many rows; --samples counts persons.")
+    ] = None,
+    sites_per_person: Annotated[
+        int, typer.Option(min=1, help="Sites like this one that hold rows of a person; the curve is for one.")
+    ] = 1,
     noise: Annotated[
         Literal["independent", "pairwise"], typer.Option(help="pairwise: shared by pairs of nodes")
     ] = "independent",
@@ -128,14 +134,17 @@ def _count(
     saga = bare.weighted if difference_scale == "auto" else None
     scaled = bare if saga is None else replace(saga, difference_scale=auto(saga))
     mechanism = scaled.changed(coordinates=coordinates)
+    of_person = _for_persons(rows_per_person, sites_per_person)
     if epsilon is not None:
         counting = count(accountant, relation, algorithm, steps, c2)
         whole = mechanism if sharing is None else Shared(mechanism, sharing.honest, sharing.graph.partners)
-        sigma = calibration.needed(counting, whole, steps, epsilon, delta)
+        sigma = calibration.needed(counting, of_person(whole, 1 - 1 / ratio), steps, epsilon, delta)
         mechanism = mechanism.with_sigma(sigma)
         covariance = None if sharing is None else sharing.solved(sigma, ratio)
     if sharing is not None and covariance is not None:
         mechanism = sharing.counted(mechanism, covariance)
+    shown = None if covariance is None else covariance.pair / (covariance.pair + min(covariance.own))
+    mechanism = of_person(mechanism, shown)
     spent = accountants.epsilon(mechanism, steps, delta, relation)
 
     answer: dict[str, Any] = {} if epsilon is None else {"sigma": sigma, "epsilon": None, "target_epsilon": epsilon}
@@ -146,9 +155,29 @@ def _count(
         answer |= {"epsilon": finite(claimed), "certified_epsilon": answer["epsilon"], "c2": c2}
     if difference_scale is not None and mechanism.weighted is not None:
         answer["difference_scale"] = mechanism.weighted.difference_scale
+    answer |= _by_sites(mechanism, steps, delta, relation)
     if sharing is not None and covariance is not None and mechanism.shared is not None:
         answer |= sharing.told(covariance, mechanism.shared, steps, delta, relation)
     _show(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json)
+
+
+def _for_persons(rows: int | None, sites: int) -> Callable[[Mechanism, float | None], Mechanism]:
+    """Return what makes the mechanism of persons, by what one site's message shows of another's; of records nothing."""
+    from privsgp.accounting.mechanisms import PersonLevel
+
+    if rows is None and sites > 1:
+        raise Refused(f"--sites-per-person {sites}", "give --rows-per-person too: it is for persons")
+    return lambda one, shown: one if rows is None else PersonLevel(one, rows, sites, 1.0 if shown is None else shown)
+
+
+def _by_sites(mechanism: Mechanism, steps: int, delta: float, relation: Relation) -> dict[str, Any]:
+    """Return the unit, and ε of a person by the number of sites; of records nothing."""
+    from privsgp.accounting.statements import by_sites
+
+    if mechanism.person is None:
+        return {}
+    curve = [[sites, finite(epsilon)] for sites, epsilon in by_sites(mechanism, steps, delta, relation)]
+    return {"unit": mechanism.person.unit, "by_sites": curve}
 
 
 def _trust(algorithm: str, aggregated: int) -> dict[str, str]:
@@ -164,7 +193,7 @@ def _show(answer: dict[str, Any], assumptions: tuple[str, ...], *, as_json: bool
     if as_json:
         typer.echo(json.dumps(answer))
         return
-    words = {"curve": "epsilon by honest nodes"}
+    words = {"curve": "epsilon by honest nodes", "by_sites": "epsilon by sites of a person"}
     show("privacy", [(words.get(key, key), _digits(key, value)) for key, value in answer.items()])
     show_lines(assumptions)
 
@@ -232,7 +261,7 @@ def _sharing(noise: str, algorithm: str, accountant: str, nodes: int | None, hon
 
 def _digits(key: str, value: object) -> str:
     """Write an answer's value, numbers with six digits; ε, δ and σ are rounded up, so that none promises more."""
-    if key == "curve" and isinstance(value, list):  # ε by how many nodes are honest
+    if key in ("curve", "by_sites") and isinstance(value, list):  # ε by a number of nodes
         return ", ".join(f"{honest}: {_digits('epsilon', epsilon)}" for honest, epsilon in value)
     if not isinstance(value, float):
         return "no finite bound" if value is None else str(value)
