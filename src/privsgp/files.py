@@ -19,7 +19,7 @@ import stat
 import tempfile
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from io import BufferedReader
 
+Shape = TypeVar("Shape", bound=BaseModel)
 # A list of numbers is one line, not one for each; no string has a line's end in it.
 _NUMBERS = re.compile(r"\[\n\s+[-+.eE\d]+(?:,\n\s+[-+.eE\d]+)*\n\s*\]")
 LONGEST = 2**26  # bytes of a JSON file
@@ -87,7 +88,18 @@ def parsed(text: bytes, shape: type[BaseModel], where: str) -> dict[str, Any]:
     """Return the object that a text is, after checking that it has the shape; `where` it stood goes into a refusal."""
     try:
         found: dict[str, Any] = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_whole)
-        shape.model_validate(found)
+        shaped(found, shape, where)
+    except Refused:
+        raise
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
+        raise _damaged(where, str(error)[:200]) from error
+    return found
+
+
+def shaped(found: object, shape: type[Shape], where: str) -> Shape:
+    """Return what these plain values are; refuse them by name if they do not have the shape."""
+    try:
+        return shape.model_validate(found)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"])) or "it"
@@ -95,9 +107,6 @@ def parsed(text: bytes, shape: type[BaseModel], where: str) -> dict[str, Any]:
             what = f"{where} is of version {first['input']!r:.80}: {first['msg']}"
             raise Refused(what, "another release wrote it: read it with that one (run.json names it)") from error
         raise _damaged(where, f"{key} = {first['input']!r:.80}: {first['msg']}") from error
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
-        raise _damaged(where, str(error)[:200]) from error
-    return found
 
 
 def read_toml(path: Path, what: str, see: str, most: int = 2**20) -> dict[str, Any]:

@@ -49,7 +49,6 @@ class Formula(Protocol):
     """The module of a paper's calibration, which guarantees nothing."""
 
     sigma: Callable[..., float]
-    epsilon: Callable[..., float]
 
 
 def formula(name: str) -> Formula:

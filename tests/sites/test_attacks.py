@@ -86,14 +86,14 @@ def endorsed(site, **changes):
 def test_a_card_with_an_address_that_is_none_is_refused(tmp_path, address):
     site = Site.create(tmp_path / "h", "aachen", address="a:1")
     with pytest.raises(Refused, match="address"):
-        Card.of(endorsed(site, address=address), "it")
+        Card.model_validate(endorsed(site, address=address)).refuse_forged("it")
 
 
 def test_a_card_brings_one_authority_and_no_more(tmp_path):
     site, other = (Site.create(tmp_path / name, name, address=None) for name in ("aachen", "evil"))
     for more in (other.card.values["authority"], "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):
         with pytest.raises(Refused, match="endorsed"):
-            Card.of(endorsed(site, authority=site.card.values["authority"] + more), "it")
+            Card.model_validate(endorsed(site, authority=site.card.values["authority"] + more)).refuse_forged("it")
 
 
 def seeded(c):
@@ -767,7 +767,7 @@ def test_a_site_with_little_weight_is_far_away_and_not_accused(three, w, own):
 
 
 def test_without_noise_others_are_the_only_measure(three):
-    agreement = dataclasses.replace(three.agreement)
+    agreement = three.agreement.model_copy()
     agreement.__dict__["config"] = three.agreement.config.with_section("algorithm", name="sgp")
     assert agreement.step_norm is None
     outliers = Outliers(agreement, 0)

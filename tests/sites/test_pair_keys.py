@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -230,7 +228,7 @@ def test_what_is_agreed_on_is_checked_by_each_site(six):
     for own, pair, why in ((0.5, 0.5, "comes out here"), (4.0, 1.0, "comes out here"), (0.995, 0.995, "is worth")):
         shared = values["shared_noise"]
         noise = {"own": [own * D for D in shared["own"]], "pair": pair * shared["pair"]}
-        changed = dataclasses.replace(six.agreement, values=values | {"shared_noise": noise})
+        changed = Agreement.model_validate(values | {"shared_noise": noise})
         with pytest.raises(Refused, match=why):
             changed.spec(data.load(str(six.files[0]), classes=10), 0)
     for noise in (None, {"own": [1.0], "pair": 1.0}):

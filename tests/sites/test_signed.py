@@ -33,10 +33,9 @@ def folder(three, tmp_path):
 
 def test_every_signature_is_checked(three, folder):
     told = signed.read(folder)
-    assert told.run == three.agreement.run
-    assert [one.signed for one in told.signatories] == [True, True, False]
-    assert [one.left for one in told.signatories] == [False, True, False]
-    assert not told.complete
+    assert told.study.run == three.agreement.run
+    assert told.signed == [True, True, False]
+    assert told.left == [False, True, False]
     assert told.text.endswith("; no right signature of cork")
     assert three.sites[0].card.fingerprint in told.text
     (folder / "signatures.json").unlink()
@@ -47,7 +46,7 @@ def test_another_agreement_has_no_signatures(three, folder):
     values = json.loads((folder / "agreement.study").read_bytes())
     values["samples"][0] += 1
     (folder / "agreement.study").write_text(json.dumps(values))
-    assert not any(one.signed for one in signed.read(folder).signatories)
+    assert not any(signed.read(folder).signed)
     values["samples"].pop()
     (folder / "agreement.study").write_text(json.dumps(values))
     with pytest.raises(Refused, match="one J"):

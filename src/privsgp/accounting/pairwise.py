@@ -213,15 +213,6 @@ class Sharing:
         """Take three quarters of the nodes as honest, at least two, where nothing is said."""
         return cls(NoiseGraph(nodes), max(2, math.ceil(0.75 * nodes)) if honest is None else honest)
 
-    def given(self, own: float | None, pair: float | None) -> PairwiseCovariance:
-        """Return the noise of these standard deviations."""
-        if own is None or pair is None:
-            raise Refused("--noise pairwise without --own-sigma and --pair-sigma", "give both")
-        if not (0 < own < math.inf and 0 <= pair < math.inf):
-            raise Refused(f"--own-sigma {own:g} with --pair-sigma {pair:g}", "a node needs noise of its own, above 0")
-        refuse_impossible(self.graph, self.honest, 2.0)
-        return PairwiseCovariance(self.graph, (own**2,) * self.graph.nodes, pair**2)
-
     def solved(self, sigma: float, ratio: float) -> PairwiseCovariance:
         """Return the noise that is worth σ."""
         return solve([sigma] * self.graph.nodes, self.honest, ratio, self.graph)

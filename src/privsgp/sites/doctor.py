@@ -81,11 +81,11 @@ def _policy(site: Site, agreement: Agreement) -> str:
 
 
 def _clock(_site: Site, agreement: Agreement) -> str:
-    now, created = dt.datetime.now(dt.UTC), dt.datetime.fromisoformat(agreement.values["created"])
+    now, created = dt.datetime.now(dt.UTC), dt.datetime.fromisoformat(agreement.created)
     if now < created - dt.timedelta(hours=1):
         raise Refused(f"it is {now:%Y-%m-%d %H:%M} here, before the study was made ({created})", "set the clock")
     agreement.refuse_expired(now)
-    return f"{now:%Y-%m-%d %H:%M} UTC; join until {agreement.values['expires']}"
+    return f"{now:%Y-%m-%d %H:%M} UTC; join until {agreement.expires}"
 
 
 def _certificate(site: Site, _agreement: Agreement) -> str:

@@ -30,7 +30,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pydantic import Field
 
 from privsgp.errors import Refused
-from privsgp.files import parsed, read_bytes, replace, write_private
+from privsgp.files import parsed, read_bytes, replace, shaped, write_private
 from privsgp.options import Options
 from privsgp.sites.canonical import canonical
 
@@ -67,31 +67,30 @@ class Card(Options):
             text = read_bytes(path, _LONGEST)
         except OSError as error:
             raise Refused(f"cannot read the card {path}: {error.strerror}", "name a NAME.card file") from error
-        return cls.of(parsed(text, Card, str(path)), str(path))
+        card = shaped(parsed(text, Card, str(path)), Card, str(path))
+        card.refuse_forged(str(path))
+        return card
 
-    @classmethod
-    def of(cls, values: dict[str, Any], where: str) -> Card:
-        """Return the card that these values are, if its site endorsed all of them.
+    def refuse_forged(self, where: str) -> None:
+        """Refuse a card that its site did not endorse.
 
         Guarantee: name, address and keys are those that the holder of the identity key signed.
         """
-        card = cls.model_validate(values)
-        if (card.format, card.version) != (CARD, 1):
-            raise Refused(f"{where} is of format {card.format!r}", "ask the site for the file that `site card` writes")
-        if card.address is not None and not is_address(card.address):
+        if (self.format, self.version) != (CARD, 1):
+            raise Refused(f"{where} is of format {self.format!r}", "ask the site for the file that `site card` writes")
+        if self.address is not None and not is_address(self.address):
             raise Refused(
-                f"{where}: its address {card.address[:80]!r} is not HOST:PORT", "ask the site for its card again"
+                f"{where}: its address {self.address[:80]!r} is not HOST:PORT", "ask the site for its card again"
             )
         try:
-            signed = canonical(card.model_dump(exclude={"endorsement"}))
-            card.verify(b"card", signed, bytes.fromhex(card.endorsement))
-            _authority(card)
+            signed = canonical(self.model_dump(exclude={"endorsement"}))
+            self.verify(b"card", signed, bytes.fromhex(self.endorsement))
+            _authority(self)
         except (InvalidSignature, ValueError) as error:
             raise Refused(
-                f"{where}: its keys are not endorsed by the identity {card.fingerprint}",
+                f"{where}: its keys are not endorsed by the identity {self.fingerprint}",
                 "it was changed on the way: ask the site for its card again, and compare fingerprints by telephone",
             ) from error
-        return card
 
     @property
     def values(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def refuse_against(policy: Policy, agreement: Agreement, node: int, before: Tota
             epsilon=agreement.epsilon[node],
             delta=agreement.delta[node],
             relation=agreement.config.privacy.relation,
-            samples=agreement.values["samples"][node],
+            samples=agreement.samples[node],
             before=before,
         )
     if policy.weights is not None and agreement.weights > policy.weights:

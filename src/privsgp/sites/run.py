@@ -266,7 +266,7 @@ def _spec(
 ) -> tuple[RunSpec, Records]:
     """Return the run of this site, and hashes of its records, which stay in the run's private folder."""
     config = agreement.config
-    dataset = bring(config, file, test, tell, classes=agreement.values["sample"]["classes"])
+    dataset = bring(config, file, test, tell, classes=agreement.sample.classes)
     spec = agreement.spec(dataset, node, device)
     place = hashlib.sha256(f"privsgp/layout/site/{file.resolve()}".encode()).hexdigest()
     public = spec.simulation or test is not None
