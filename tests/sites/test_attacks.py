@@ -288,8 +288,7 @@ def test_two_messages_of_one_step_to_a_third_site_are_evidence_here_too(three, s
     assert [node for node, _ in accused] == ([] if same else [1])
     for _, evidence in accused:
         for told in evidence.evidence.values():  # anybody can see who said both
-            signature = bytes.fromhex(told["signature"])
-            three.sites[1].card.verify(b"message", told["header"].encode(), signature)
+            assert three.sites[1].card.signed(b"message", told["header"].encode(), told["signature"])
 
 
 def test_who_is_known_by_hearsay_is_waited_for_until_it_says_hello(three):
@@ -547,8 +546,7 @@ def test_a_message_far_outside_others_is_taken_and_its_sender_named(three, tmp_p
     assert (node, said.kind) == (2, "outlier")
     assert "cork" not in str(said)  # whoever reads it is told the name beside it
     assert "norm" in str(said)
-    header, signature = said.evidence["header"], bytes.fromhex(said.evidence["signature"])
-    three.sites[2].card.verify(b"message", header.encode(), signature)
+    assert three.sites[2].card.signed(b"message", said.evidence["header"].encode(), said.evidence["signature"])
 
 
 def test_beyond_the_agreed_update_the_whole_message_is_refused_and_the_site_waits(three, tmp_path):

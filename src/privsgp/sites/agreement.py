@@ -18,7 +18,6 @@ import numpy as np
 from privsgp import __version__, devices, features
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
-from privsgp.files import parsed
 from privsgp.gradients import Layout
 from privsgp.graph.assumptions import HORIZON
 from privsgp.runs import config as configs
@@ -26,7 +25,7 @@ from privsgp.runs.budgets import per_node, with_scale
 from privsgp.runs.build import build_run
 from privsgp.runs.problem import assembled, first_model, weights_digest
 from privsgp.runs.resolve import make_graph, resolve
-from privsgp.sites.canonical import canonical, digest
+from privsgp.sites.canonical import digest
 from privsgp.sites.study import FORMAT, VERSION, Study, text_of
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class Agreement(Study):
     """A study that was read and is consistent in itself."""
 
     @classmethod
-    def of(cls, values: dict[str, Any], where: str) -> Self:
+    def of(cls, values: object, where: str) -> Self:
         """Return the agreement that these values are."""
         agreement = super().of(values, where)
         _refuse(agreement._faults(), f"{where}: ")
@@ -259,7 +258,7 @@ def propose(
         **_budgets(config), **_noise(config, dataset),
         "limits": limits.model_dump(), "relay": None if relay is None else relay.values,
     }  # fmt: skip
-    return Agreement.of(parsed(canonical(values), Agreement, name), name)
+    return Agreement.of(values, name)
 
 
 def refuse_counted(config: Config, file: Path, dataset: Dataset) -> None:

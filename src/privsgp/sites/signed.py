@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from pydantic import BaseModel, Field, ValidationError
 
 from privsgp.errors import Refused
-from privsgp.files import parsed, read_bytes, write_json
+from privsgp.files import loaded, read_bytes, write_json
 from privsgp.outside import fault
 from privsgp.sites.protocol.gossip import Goodbye
 from privsgp.sites.study import LONGEST, Study
@@ -96,7 +96,7 @@ def read(folder: Path) -> Signed | None:
     path = folder / "agreement.study"
     if not path.exists():
         return None
-    study = Study.of_any_release(parsed(read_bytes(path, LONGEST), Study, str(path)), str(path))
+    study = Study.of_any_release(loaded(read_bytes(path, LONGEST), str(path)), str(path))
     if any(len(values) != len(study.roster) for values in (study.samples, study.epsilon, study.delta, study.sigma)):
         raise Refused(f"{path} does not have one J, ε, δ and σ per site", "it is damaged: restore it from a copy")
     found = {one.identity: one for one in _read(folder / "signatures.json")}

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 
 from privsgp import __version__
 from privsgp.errors import Refused
-from privsgp.files import parsed, read_bytes, replace, shaped
+from privsgp.files import loaded, read_bytes, replace, shaped
 from privsgp.options import Count, Options, Positive, option
 from privsgp.sites.canonical import canonical, digest
 from privsgp.sites.identity import Card, Hex
@@ -104,7 +104,7 @@ class Study(Options):
             text = read_bytes(path, LONGEST)
         except OSError as error:
             raise Refused(f"cannot read {path}: {error.strerror}", "name a *.study file") from error
-        values = parsed(text, Study, str(path))
+        values = loaded(text, str(path))
         if canonical(values) != text.rstrip(b"\n"):
             raise Refused(
                 f"{path} is not in canonical form", "use the file as it was proposed: its hash is the run's id"
@@ -112,17 +112,16 @@ class Study(Options):
         return cls.of(values, str(path))
 
     @classmethod
-    def of(cls, values: dict[str, Any], where: str) -> Self:
+    def of(cls, values: object, where: str) -> Self:
         """Return the study of this release that these values are."""
+        study = cls.of_any_release(values, where)
         for key, expected in (("format", FORMAT), ("version", VERSION), ("release", __version__)):
-            if values[key] != expected:
-                raise Refused(
-                    f"{where}: {key} = {values[key]!r}, and this is {expected!r}", "all sites need one release"
-                )
-        return cls.of_any_release(values, where)
+            if (found := getattr(study, key)) != expected:
+                raise Refused(f"{where}: {key} = {found!r}, and this is {expected!r}", "all sites need one release")
+        return study
 
     @classmethod
-    def of_any_release(cls, values: dict[str, Any], where: str) -> Self:
+    def of_any_release(cls, values: object, where: str) -> Self:
         """Return the study that these values are, of whichever release."""
         study = shaped(values, cls, where)
         for at, card in enumerate(study.roster):
