@@ -68,6 +68,7 @@ def page(view: RunView) -> str:
         confusion=_confusion(view.summary.get("confusion") or []),
         sites=_sites(view),
         signed=signed,
+        all_signed=signed is not None and all(signed.signed),
         whose=(view.summary.get("site") or {}).get("name"),
         agreed=None if signed is None else _agreed(view, signed),
         plan=plan,

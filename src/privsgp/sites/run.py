@@ -37,7 +37,7 @@ from privsgp.runs import card as cards
 from privsgp.runs.summary import seen
 from privsgp.runs.summary import summary as summarised
 from privsgp.runs.train import save_model, versions
-from privsgp.sites import status
+from privsgp.sites import signed, status
 from privsgp.sites.agreement import Agreement, refuse_counted
 from privsgp.sites.audit import Audit
 from privsgp.sites.identity import Site
@@ -51,7 +51,6 @@ from privsgp.sites.policy import refuse_against
 from privsgp.sites.protocol.gossip import Goodbye, Gossip
 from privsgp.sites.protocol.mailbox import Inbox, Outbox, depth, wait_for
 from privsgp.sites.protocol.pairs import PairKeys, delete, needs_keys
-from privsgp.sites.signed import Signatures
 from privsgp.sites.store import Store
 from privsgp.sites.trainer import SiteTrainer
 from privsgp.sites.transport import Ended, SitesTransport
@@ -114,19 +113,18 @@ def wire(site: Site, agreement: Agreement, folder: Folder) -> Network:
     store = Store(agreement, node, private / "state.sqlite")
     inbox = Inbox(agreement, node, kept, store, changed, is_open=False)
     outbox = Outbox(kept, changed)
-    signatures = Signatures(folder.path, agreement)
     members = Gossip(
         agreement, node, store.begin(), agreement.sign(site), inbox,
         sign=lambda text: site.sign(b"progress", text).hex(),
         accuse=lambda i, of: audit.note(of.kind, agreement.roster[i].name, str(of), **of.evidence),
-        keep=signatures.write,
+        keep=lambda peers: signed.keep(folder.path, peers),
     )  # fmt: skip
     pairs = None
     if needs_keys(agreement):
         pairs = PairKeys(site, agreement, node, _pair_key(folder), members.pair_keys)
         pairs.open(begun=folder.checkpoint.exists())
         sync_names(private)
-    members.take_up(*signatures.read())
+    members.take_up(*signed.known(folder.path))
     about = (site, agreement, node, inbox, outbox, members)
     leaving = _leaving(folder)
     transport = SitesTransport(*about, private / "taken.jsonl", lambda: stopping.asked or leaving.exists())
@@ -164,12 +162,10 @@ def join(
         trainer = SiteTrainer(spec, folder, network.transport, network.stopping, watch, network.pairs)
         _take_up_links(folder, network.transport)
 
-        @functools.lru_cache(1)
-        def epsilon(releases: int) -> float:
-            return spec.protection.epsilon(node, releases)
+        epsilon = functools.lru_cache(1)(spec.protection.epsilon)
 
         def spent() -> float | None:
-            return epsilon(trainer.budget_guard.releases()[0]) if spec.algorithm.private else None
+            return epsilon(node, trainer.budget_guard.releases()[0]) if spec.algorithm.private else None
 
         with network.opened(), status.kept(network, folder), served(metrics, lambda: metrics_text(network, spent())):
             try:
@@ -197,7 +193,7 @@ def _opened(study: Path, home: Path, out: Path | None) -> tuple[Site, Agreement,
     site, agreement = Site.open(home), Agreement.read(study)
     node = agreement.node(site)
     folder = Folder(out or agreement.default_folder, f"-{node}-{node}")
-    if folder.run == agreement.run and node in Signatures(folder.path, agreement).read()[1]:
+    if folder.run == agreement.run and node in signed.known(folder.path)[1]:
         delete(_pair_key(folder))
         raise Refused(f"{folder.path}: this site has left the run for good", "agree on a new one")
     return site, agreement, folder

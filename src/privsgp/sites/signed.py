@@ -18,10 +18,9 @@ from privsgp.sites.study import LONGEST, Study
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from privsgp.sites.agreement import Agreement
     from privsgp.sites.protocol.peers import PeerTable
 
-_LONGEST = 2**24
+_NAME, _LONGEST = "signatures.json", 2**24
 _Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 
 
@@ -34,38 +33,36 @@ class _One(BaseModel):
 
 
 class _SignaturesFile(BaseModel):
+    """Each site's signature, its goodbye, and its key where noise is shared."""
+
     run: str
     sites: list[_One]
 
 
-class Signatures:
-    """signatures.json in a run folder: each site's signature, its goodbye, and its key where noise is shared."""
+def known(folder: Path) -> tuple[dict[int, str], dict[int, Goodbye], dict[int, str]]:
+    """Return the signatures, goodbyes and keys that earlier processes kept, by node; nothing of it is checked here."""
+    kept = dict(enumerate(_read(folder)))
+    return (
+        {i: one.signature for i, one in kept.items() if one.signature},
+        {i: one.left for i, one in kept.items() if one.left},
+        {i: one.pair_key for i, one in kept.items() if one.pair_key},
+    )
 
-    def __init__(self, folder: Path, agreement: Agreement) -> None:
-        self.path, self.agreement = folder / "signatures.json", agreement
 
-    def read(self) -> tuple[dict[int, str], dict[int, Goodbye], dict[int, str]]:
-        """Return what earlier processes kept, by node; nothing of it is checked here."""
-        kept = dict(enumerate(_read(self.path)))
-        return (
-            {i: one.signature for i, one in kept.items() if one.signature},
-            {i: one.left for i, one in kept.items() if one.left},
-            {i: one.pair_key for i, one in kept.items() if one.pair_key},
+def keep(folder: Path, peers: PeerTable) -> None:
+    """Write what a site knows of signatures, goodbyes and keys."""
+    sites = [
+        _One(
+            name=card.name, identity=card.identity, signature=peers.signatures.get(i), left=peers.left.get(i),
+            pair_key=peers.pair_keys.get(i),
         )
-
-    def write(self, peers: PeerTable) -> None:
-        """Keep what a site knows of signatures, goodbyes and keys."""
-        sites = [
-            {
-                "name": card.name, "identity": card.identity, "signature": peers.signatures.get(i),
-                "left": peers.left[i].model_dump() if i in peers.left else None, "pair_key": peers.pair_keys.get(i),
-            }
-            for i, card in enumerate(self.agreement.roster)
-        ]  # fmt: skip
-        write_json(self.path, {"run": self.agreement.run, "sites": sites})
+        for i, card in enumerate(peers.agreement.roster)
+    ]  # fmt: skip
+    write_json(folder / _NAME, _SignaturesFile(run=peers.agreement.run, sites=sites).model_dump())
 
 
-def _read(path: Path) -> list[_One]:
+def _read(folder: Path) -> list[_One]:
+    path = folder / _NAME
     try:
         return _SignaturesFile.model_validate_json(read_bytes(path, _LONGEST), strict=True).sites
     except FileNotFoundError:
@@ -99,7 +96,7 @@ def read(folder: Path) -> Signed | None:
     study = Study.of_any_release(loaded(read_bytes(path, LONGEST), str(path)), str(path))
     if any(len(values) != len(study.roster) for values in (study.samples, study.epsilon, study.delta, study.sigma)):
         raise Refused(f"{path} does not have one J, ε, δ and σ per site", "it is damaged: restore it from a copy")
-    found = {one.identity: one for one in _read(folder / "signatures.json")}
+    found = {one.identity: one for one in _read(folder)}
     known = [(node, card, found.get(card.identity)) for node, card in enumerate(study.roster)]
     signed = [one is not None and study.signed_by(node, one.signature or "") for node, _, one in known]
     left = [one is not None and one.left is not None and one.left.is_of(card, study.run) for _, card, one in known]
