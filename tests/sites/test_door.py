@@ -319,11 +319,12 @@ def test_a_member_that_nobody_can_dial_fetches_its_messages(house):
     network.outbox.post(frame(c, 4, 0.5, source=0, target=1, x=1.5))
     with channel(c, c.sites[1]) as opened:
         pull = opened.unary_stream("/privsgp.Sites/Pull")
-        head, body = pull(canonical({"run": c.agreement.run, "after": -1}), timeout=5)
+        whose, head, body = pull(canonical({"run": c.agreement.run, "after": {}}), timeout=5)
+        assert json.loads(whose) == {"source": 0, "step": 4}
         assert np.frombuffer(body)[0] == 1.5
         assert b'"step":4' in head
         with pytest.raises(grpc.RpcError):
-            list(pull(canonical({"run": "0" * 64, "after": -1}), timeout=5))
+            list(pull(canonical({"run": "0" * 64, "after": {}}), timeout=5))
 
 
 def test_a_port_that_is_taken_is_refused(house):

@@ -145,16 +145,16 @@ def test_a_message_that_nobody_can_open_does_not_hide_those_of_others(tmp_path):
 
     channel = SimpleNamespace(unary_stream=lambda _path: collect)
     with pytest.raises(Rejected, match="did not seal"):
-        client._collect([1, 2], -1, channel)
-    client._collect([1, 2], -1, channel)
+        client._fetch([1, 2], -1, channel)
+    client._fetch([1, 2], -1, channel)
     assert inbox.newest(2) == 0
-    client._collect([1, 2], -1, channel)  # nothing is left
+    client._fetch([1, 2], -1, channel)  # nothing is left
     relay.put((1, 3), 8, Seal(c.sites[1], c.agreement, 1).close(frame(c, 8, 0.5, source=1, target=3)))
-    client._collect([1, 2], -1, channel)
+    client._fetch([1, 2], -1, channel)
     assert inbox.newest(1) == 8
 
 
 def test_threads_of_a_relay_grow_with_its_members_and_not_with_their_links(closed):
     members = Gossip(closed.agreement, 0, 1, closed.agreement.sign(closed.sites[0]))
     server = Server(closed.sites[0], closed.agreement, 0, members.inbox, Outbox(1), members, None, relay=Relay())
-    assert server._most == 5 * 3 + 4
+    assert server._most == 4 * 3 + 4

@@ -15,7 +15,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from privsgp.sites.net.causes import Cause, own_certificate
-from privsgp.sites.net.client import RELAY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +64,7 @@ def _error(network: Network, peer: int) -> dict[str, str | None]:
     if not network.members.is_needed(peer):
         return _worded(None)
     is_relayed = network.agreement.is_relayed((network.node, peer))
-    return _worded(network.client.failures.get(RELAY if is_relayed else peer) or _silence(network, peer))
+    return _worded(network.client.failures.get(network.client.relay if is_relayed else peer) or _silence(network, peer))
 
 
 def _silence(network: Network, peer: int) -> Cause | None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from privsgp.sites.protocol.gossip import Gossip
     from privsgp.sites.protocol.mailbox import Inbox, Outbox
 
-RELAY = -1  # in the place of a node
+RELAY = -1  # in the place of a node: a relay that is no member
 BEAT = 1.0  # seconds between two hellos
 _FIRST, _LAST = 0.2, 15.0  # seconds between two attempts
 _LOG = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class _Kept(Options):
 
 
 class _From(Options):
-    """Whose message a relay hands over, and of which step, by the word of the relay."""
+    """Whose message is handed over, and of which step, by the word of the peer."""
 
     source: Node
     step: Whole
@@ -84,28 +84,29 @@ class Client:
         self._threads: list[threading.Thread] = []
         self._channels: set[grpc.Channel] = set()
         self.seal, self.changed = Seal(site, agreement, node), members.changed
+        identities = [card.identity for card in agreement.roster]
+        relay = None if agreement.relay is None else agreement.relay.identity
+        self.relay = identities.index(relay) if relay in identities else RELAY  # a member, or a rented machine
 
     def start(self) -> None:
         """Dial everybody who can be dialled."""
-        for peer, card in enumerate(self.agreement.roster):
-            if peer == self.node or card.address is None:
-                continue
-            self._spawn(peer, self._talk)
-            if self.site.card.address is None and (peer, self.node) in self.agreement.links:
-                self._spawn(peer, self._fetch)
-        self._start_relay()
-
-    def _start_relay(self) -> None:
-        """Use the relay for links whose other end is as closed as this one."""
         links = [link for link in self.agreement.links if self.node in link and self.agreement.is_relayed(link)]
-        if self.agreement.relay is None or not links:
-            return
-        if self.agreement.relay.identity not in [card.identity for card in self.agreement.roster]:
+        for peer, card in enumerate(self.agreement.roster):
+            if peer != self.node and card.address is not None:
+                self._spawn(peer, self._talk)
+                self._spawn_fetch(peer, links)
+        if links and self.relay == RELAY:
             self._spawn(RELAY, self._greet_relay)
+            self._spawn_fetch(RELAY, links)
         if targets := sorted(i for j, i in links if j == self.node):
-            self._spawn(RELAY, partial(self._drop, targets))
-        if sources := sorted(j for j, i in links if i == self.node):
-            self._spawn(RELAY, partial(self._collect, sources))
+            self._spawn(self.relay, partial(self._drop, targets))
+
+    def _spawn_fetch(self, peer: int, relayed: list[tuple[int, int]]) -> None:
+        """Fetch messages from a peer: its own where nobody can dial this site, and those that it relays."""
+        is_fetched = self.site.card.address is None and (peer, self.node) in self.agreement.links
+        sources = [j for j, i in relayed if i == self.node and peer == self.relay] + [peer] * is_fetched
+        if sources:
+            self._spawn(peer, partial(self._fetch, sources))
 
     def stop(self) -> None:
         """End all calls."""
@@ -184,7 +185,7 @@ class Client:
         self.failures.pop(RELAY, None)
         self.ended.wait(BEAT)
 
-    def _drop(self, targets: list[int], _peer: int, channel: grpc.Channel) -> None:
+    def _drop(self, targets: list[int], peer: int, channel: grpc.Channel) -> None:
         """Leave the next message of this site's at the relay; without one, ask what it keeps: it may have restarted."""
 
         def waiting() -> Frame | None:
@@ -199,32 +200,8 @@ class Client:
         drop = channel.stream_unary(f"/{SERVICE}/Drop")
         parts = chain([asked], counted(self.outbox.bytes_to, target, frames.in_pieces(sealed)))
         answer = drop(parts, timeout=self.agreement.limits.transfer)
-        self.failures.pop(RELAY, None)
+        self.failures.pop(peer, None)
         self.members.relayed(read_said(_Kept, answer, len(self.agreement.roster)).newest)
-
-    def _collect(self, sources: list[int], _peer: int, channel: grpc.Channel) -> None:
-        """Fetch the next message for this site from the relay."""
-        if not wait_for(self.changed, lambda: self.inbox.is_open and self.members.is_fresh(), BEAT):
-            return
-        have = {j: max(self.inbox.newest(j), self._unusable.get(j, -1)) for j in sources}
-        asked = {"run": self.agreement.run, "after": {j: step for j, step in have.items() if step >= 0}}
-        collect = channel.unary_stream(f"/{SERVICE}/Collect")
-        parts = iter(collect(canonical(asked), timeout=PULL + self.agreement.limits.transfer))
-        first = next(parts, None)
-        self.failures.pop(RELAY, None)
-        if first is None:
-            return
-        said = read_said(_From, first, len(self.agreement.roster))
-        if said.source not in sources:
-            raise Rejected("source", f"a sealed message of node {said.source}")
-        self._unusable[said.source] = said.step  # unless it is let in: one bad message must not hide those of others
-        sealed = collected(counted(self.inbox.bytes_from, said.source, parts), most(self.agreement))
-        frame = self.seal.open(said.source, sealed)
-        if not self.members.is_fresh():  # this process was suspended while it waited
-            del self._unusable[said.source]
-        elif self.inbox.is_news(frame.header, frame.signature):
-            del self._unusable[said.source]
-            self.inbox.put(frame)
 
     def _talk(self, peer: int, channel: grpc.Channel) -> None:
         """Say hello, then bring the peer what it does not have; for a beat."""
@@ -255,18 +232,42 @@ class Client:
         self.members.took(peer, max(said.newest, frame.header.step), said.newest, asked)
 
     def _is_met(self, peer: int) -> bool:
-        return self.members.others[peer].incarnation > 0 and self.inbox.is_open and self.members.is_fresh()
+        is_known = peer == RELAY or self.members.others[peer].incarnation > 0
+        return is_known and self.inbox.is_open and self.members.is_fresh()
 
-    def _fetch(self, peer: int, channel: grpc.Channel) -> None:
-        """Fetch the next message from a peer, waiting for it there; first it is shown what this site has of it."""
+    def _fetch(self, sources: list[int], peer: int, channel: grpc.Channel) -> None:
+        """Fetch the next message from a peer, its own or one that it relays, and wait for it there."""
         if not wait_for(self.changed, lambda: self._is_met(peer), BEAT) or self.ended.is_set():
             return
+        have = {j: max(self.inbox.newest(j), self._unusable.get(j, -1)) for j in sources}
+        asked = {"run": self.agreement.run, "after": {j: step for j, step in have.items() if step >= 0}}
         pull = channel.unary_stream(f"/{SERVICE}/Pull")
-        before = self.inbox.newest(peer)
-        request = canonical({"run": self.agreement.run, "after": before})
-        pieces = iter(pull(request, timeout=PULL + self.agreement.limits.transfer))
-        first = next(pieces, None)
-        if first is not None and self.members.is_fresh():  # again: this process may have been suspended meanwhile
-            self.inbox.receive(peer, first, pieces)
-        if self.inbox.newest(peer) == before:
+        parts = iter(pull(canonical(asked), timeout=PULL + self.agreement.limits.transfer))
+        first = next(parts, None)
+        if peer == RELAY:
+            self.failures.pop(RELAY, None)
+        if first is not None:
+            said = read_said(_From, first, len(self.agreement.roster))
+            if said.source not in sources:
+                raise Rejected("source", f"a message of node {said.source}")
+            self._take(said, peer, parts)
+        if all(self.inbox.newest(j) <= step for j, step in have.items()):
             self.ended.wait(_FIRST)
+
+    def _take(self, said: _From, peer: int, parts: Iterator[bytes]) -> None:
+        """Let a fetched message in, unless this process was suspended while it waited: then a copy may have continued.
+
+        A sealed message that cannot be used is not asked for again: it must not hide those of others.
+        """
+        if said.source == peer:
+            if self.members.is_fresh():
+                self.inbox.receive(peer, next(parts, b""), parts)
+            return
+        self._unusable[said.source] = said.step
+        sealed = collected(counted(self.inbox.bytes_from, said.source, parts), most(self.agreement))
+        frame = self.seal.open(said.source, sealed)
+        if not self.members.is_fresh():
+            del self._unusable[said.source]
+        elif self.inbox.is_news(frame.header, frame.signature):
+            del self._unusable[said.source]
+            self.inbox.put(frame)
