@@ -194,7 +194,6 @@ def graph(
     dim: Annotated[int, typer.Option(help="The paper's d, for the bound on C.")] = 1,
     degree: Annotated[int, typer.Option(help="Out-degree of `random`.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of `random`.")] = 0,
-    save: Annotated[Path | None, typer.Option(help="Draw it to an .svg file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show a network: who talks to whom, and the paper's constants for it."""
@@ -203,9 +202,6 @@ def graph(
     network = graphs.make(name, nodes, seed=seed, degree=degree)
     graphs.check(network)
     rows = graphs.table(network, dim)
-    if save is not None:
-        graphs.draw(network, save)
-        err.print(f"drawn to {save}")
     tell(dict(rows), show, f"{name}, {nodes} nodes", rows, as_json=as_json)
 
 

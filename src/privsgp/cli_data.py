@@ -96,7 +96,6 @@ def schema(
 def check(
     schema_file: SchemaFile,
     table: TableFile,
-    no_target: Annotated[bool, typer.Option("--no-target", help="For prediction: without the target.")] = False,
     as_json: Json = False,
 ) -> None:
     """List all problems of this site's table, for this site alone; nothing is written and nothing leaves."""
@@ -106,7 +105,7 @@ def check(
         from privsgp.data.tables import told
 
     found = schemas.read(schema_file)
-    checked = checks.check(table, found, labelled=not no_target)
+    checked = checks.check(table, found)
     if as_json:
         said = {"schema": found.digest, "rows": checked.rows, "features": found.features, "counts": checked.counts}
         problems = [problem._asdict() for problem in checked.problems]

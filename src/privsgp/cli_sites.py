@@ -154,15 +154,12 @@ def propose(
 def _like(settings: Config, path: Path | None) -> Dataset:
     from privsgp import data, models
     from privsgp.data.loading import like
-    from privsgp.sites.agreement import refuse_counted
 
     task = models.task(settings.model.loss)
     if settings.data.schema is not None:
         return like(settings.data.schema)
     if path is not None:
-        found = data.load(str(path), task=task, classes=settings.data.classes, form=settings.data.form)
-        refuse_counted(settings, path, found)
-        return found
+        return data.load(str(path), task=task, classes=settings.data.classes, form=settings.data.form)
     if not settings.data.published:
         raise Refused("no --data", "name a file whose samples are like everybody's: their shape decides on the model")
     return data.load(settings.data.name, task=task)

@@ -765,7 +765,7 @@ def test_a_site_with_little_weight_is_far_away_and_not_accused(three, w, own):
 
 
 def test_without_noise_others_are_the_only_measure(three):
-    agreement = three.agreement.model_copy()
+    agreement = Agreement.model_validate(three.agreement.values)
     agreement.__dict__["config"] = three.agreement.config.with_section("algorithm", name="sgp")
     assert agreement.step_norm is None
     outliers = Outliers(agreement, 0)

@@ -42,13 +42,12 @@ class Checked(NamedTuple):
     problems: list[Problem]
 
 
-def check(path: Path, schema: Schema, *, labelled: bool = True) -> Checked:
+def check(path: Path, schema: Schema) -> Checked:
     """Return all problems of a site's table, those that training refuses first.
 
     Args:
         path: The site's table.
         schema: The schema that all sites share.
-        labelled: Whether the table has to have the target.
 
     Raises:
         Refused: If the file cannot be read as a table.
@@ -64,13 +63,12 @@ def check(path: Path, schema: Schema, *, labelled: bool = True) -> Checked:
             refused.append(Problem(refusal.what, refusal.remedy, refused=True))
             return None
 
-    if labelled:
-        tried(tables.refuse_drafted)
-    tried(tables.refuse_absent, labelled=labelled)
+    tried(tables.refuse_drafted)
+    tried(tables.refuse_absent, labelled=True)
     tried(tables.refuse_unknown)
     found = {name: tried(tables.encode_column, name) for name in schema.encoded if name in there}
     target = schema.target.column
-    y = tried(tables.encode_target) if labelled and target in there else None
+    y = tried(tables.encode_target) if target in there else None
     counts = {name: one[1] for name, one in (*found.items(), (target, y)) if one is not None}
     odd = [*_counted(table, schema, counts), *_named(raw, schema, path)]
     return Checked(

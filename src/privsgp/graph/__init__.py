@@ -2,10 +2,10 @@
 
 from privsgp.graph.assumptions import Constants, Lemma, check, check_symmetric, constants
 from privsgp.graph.families import GRAPHS, NAMES, make, unconnected
-from privsgp.graph.picture import draw, table
+from privsgp.graph.rows import table
 from privsgp.graph.sequences import Edges, Graph, from_networkx
 
 __all__ = [
-    "GRAPHS", "NAMES", "Constants", "Edges", "Graph", "Lemma", "check", "check_symmetric", "constants", "draw",
+    "GRAPHS", "NAMES", "Constants", "Edges", "Graph", "Lemma", "check", "check_symmetric", "constants",
     "from_networkx", "make", "table", "unconnected",
 ]  # fmt: skip

@@ -146,10 +146,6 @@ class SitesTransport(Transport):
             own |= {f"{way}.{node}": torch.from_numpy(one) for node, one in zip(nodes, sums, strict=True)}
         return own
 
-    def restart(self, x: Tensor, w: Tensor) -> None:
-        """Begin anew."""
-        del x, w
-
     def report(self) -> dict[str, Any]:
         """Return what happened."""
         posted, taken, missed = self.counts.tolist()
