@@ -1,8 +1,17 @@
-"""Fills reference/commands.md from the command line itself, and reference/run-toml.md from the fields of components."""
+"""Fills pages from their sources: the command line, the fields of components, and the results of runs."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import textwrap
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parent.parent
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs hands in what it likes
@@ -11,6 +20,14 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs h
         from privsgp.runs.reference import markdown as keys
 
         return markdown.replace("<!-- run.toml -->", keys())
+    if "<!-- policy.toml -->" in markdown:
+        from privsgp.accounting.policy import Policy
+        from privsgp.options import keys
+        from privsgp.runs.reference import table
+
+        return markdown.replace("<!-- policy.toml -->", "\n".join(table(keys(Policy))))
+    if "<!-- provenance -->" in markdown:
+        return markdown.replace("<!-- provenance -->", provenance())
     if "<!-- commands -->" not in markdown:
         return markdown
     import typer
@@ -23,3 +40,32 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs h
     whole = words[words.index("## ") :].split("`")
     plain = [part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(whole)]  # <name> is no tag
     return markdown.replace("<!-- commands -->", "`".join(plain))
+
+
+def provenance() -> str:
+    """Return for each step of `make results` its pages, the commits and devices of its results, and its commands."""
+    steps = []
+    for step in tomllib.loads((ROOT / "experiments" / "results.toml").read_text())["step"]:
+        pages = [page.removeprefix("docs/") for page in step["pages"] if page.startswith("docs/")]
+        made = [path for made in step["makes"] for path in sorted((ROOT / "docs" / "results").glob(made))]
+        origins = sorted({origin for path in made for origin in _origins(json.loads(path.read_text()))})
+        links = ", ".join(f"[{Path(page).stem}]({page})" for page in pages)
+        commands = (
+            textwrap.fill(
+                command.replace("{python} -m privsgp", "privsgp").replace("{python}", "python"),
+                100, initial_indent=" " * 4, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False,
+            ).replace("\n", " \\\n")
+            for command in step["commands"]
+        )  # fmt: skip
+        steps += [f"**{step['name']}**: {step['words']} ({links}).", "; ".join(origins) + ".", "\n".join(commands)]
+    return "\n\n".join(steps)
+
+
+def _origins(told: Any) -> Iterator[str]:  # noqa: ANN401 - any JSON
+    """Yield commit and device of everything in a file of results that names a commit."""
+    if isinstance(told, dict):
+        if isinstance(commit := told.get("commit"), str) and commit:
+            yield f"`{commit[:12]}`" + (f" on {told['device']}" if told.get("device") else "")
+        told = list(told.values())
+    for one in told if isinstance(told, list) else ():
+        yield from _origins(one)

@@ -109,6 +109,8 @@ TRUSTED: dict[str, dict[str, str]] = {
         "runs/summary.py": "Publishes no number of private records.",
         "runs/train.py": "Opens ledgers and book before training, and continues a run only as it was.",
         "seeds.py": "Keys public randomness only.",
+        "statistics/estimates.py": "Makes one bounded vector of each person; its metrics come from noised sums alone.",
+        "statistics/release.py": "Refuses vectors longer than counted. Adds the counted noise before anything leaves.",
         "threads.py": "Waits for every thread and raises its error.",
     },
     GPU: {
@@ -150,7 +152,7 @@ OUTSIDE = {
     "__main__.py": "Calls the command line.",
     "api.py": "Passes arguments to `runs`, which checks them.",
     "cli*.py": "Passes arguments to `runs` and `sites`, which check them.",
-    "plugins.py": "Finds packages. What it finds declares a mechanism, which is counted.",
+    "plugins.py": "Finds packages. Each method of a package declares a mechanism, which is counted.",
     "audit/*": "Attacks runs on made-up data. It can miss a mistake, and it makes none.",
     "research/*": "Imported by nothing. Its methods declare a mechanism, which is counted.",
     "planner/*": "Chooses public numbers from public or made-up data. The accountant counts the numbers that it chose.",

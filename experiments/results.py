@@ -39,7 +39,6 @@ PAGES = (
     "experiments/figures_table.py docs/results docs/results.md",
     "experiments/comparison_table.py docs/results/comparison docs/results.md",
     "experiments/what_it_buys.py --page docs/results-accuracy.md",
-    "experiments/shared_noise.py --page docs/trust.md",
     "experiments/trust.py --page docs/trust.md",
     "experiments/stragglers.py --page docs/asynchrony.md",
     "experiments/first_picture.py",

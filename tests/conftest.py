@@ -30,7 +30,7 @@ TIERS = {
         "report/", "research/test_claims", "research/test_reproduce", "test_benchmarks", "test_class_weights",
         "test_docs", "test_examples", "test_first_picture", "test_hospitals", "test_links", "test_notebook",
         "test_planner_page",
-        "test_planning_page", "test_pythons", "test_record_table", "test_results", "test_shared_noise",
+        "test_planning_page", "test_pythons", "test_record_table", "test_results",
         "test_single_page", "test_soteriafl_page", "test_stragglers_page", "test_texts", "test_trust_page",
         "test_what_it_buys",
     ),

@@ -57,9 +57,14 @@ def markdown() -> str:
         lines += ["", f"## `[{section}]`" if section else "## At the top", "", about.split("\n")[0]]
         for whose, found in groups:
             lines += ["", f"With `{whose}`:" if " = " in whose else f"As {whose}:"] if whose else []
-            lines += ["", "| key | values | default | meaning |", "|---|---|---|---|"]
-            lines += [f"| `{k.name}` | {_cell(k.values)} | {_cell(k.default)} | {k.meaning} |" for k in found]
+            lines += ["", *table(found)]
     return "\n".join(lines)
+
+
+def table(found: list[Key]) -> list[str]:
+    """Return keys as the lines of a page's table."""
+    rows = [f"| `{k.name}` | {_cell(k.values)} | {_cell(k.default)} | {k.meaning} |" for k in found]
+    return ["| key | values | default | meaning |", "|---|---|---|---|", *rows]
 
 
 def _cell(text: str) -> str:

@@ -1,0 +1,1 @@
+"""Sums over the sites' records, released once with noise, and what can be read from them."""

@@ -1,0 +1,309 @@
+"""Metrics from a noised sum, with 95 % intervals that include the sampling error and the noise.
+
+All of it is post-processing. A metric is a function of the cells. Its variance is that of the persons, who are a
+sample, and that of the noise, both by its gradient. If an interval is too wide to say anything, the estimate has no
+value, and the number of persons that would be needed instead.
+
+The number of persons is public, so the cells are shifted to add up to it before anything is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from privsgp.statistics.release import Vectors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Array = NDArray[np.float64]
+    Metric = Callable[[Tensor], Tensor]
+
+Z = 1.959963984540054  # 95 %
+_PLACE = 0.25  # the weight of a person's place within the bin: it costs 3 % more noise, and gives the mean exactly
+# Half-widths from which on an interval says nothing.
+WIDEST = {
+    "auc": 0.1, "accuracy": 0.1, "sensitivity": 0.15, "specificity": 0.15, "brier": 0.05, "recall": 0.15,
+    "calibration_in_the_large": 0.1, "r2": 0.25, "mae": 0.1, "clipped": 0.1, "observed": 0.15,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric of a group of persons; without a value, about how many persons would be needed (None: unknown)."""
+
+    metric: str
+    group: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    persons_needed: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+def estimate(
+    metric: str, group: str, value: float, sampling: float, noise: float, persons: int, *, widest: float,
+    ends: tuple[float, float] = (0.0, 1.0),
+) -> Estimate:  # fmt: skip
+    """Return the interval of a value with these two variances; no value if it is too wide."""
+    half = Z * math.sqrt(max(sampling, 0.0) + noise)
+    if not math.isfinite(half + value):
+        return Estimate(metric, group, None)
+    if half > widest:
+        a, b = Z * Z * max(sampling, 0.0) * persons, Z * Z * noise * persons**2  # a/m + b/m² = widest²
+        needed = (a + math.sqrt(a * a + 4 * widest**2 * b)) / (2 * widest**2)
+        digits = 10 ** max(0, math.floor(math.log10(needed)) - 1)
+        return Estimate(metric, group, None, persons_needed=math.ceil(needed / digits) * digits)
+    low, high = (min(max(end, ends[0]), ends[1]) for end in (value - half, value + half))
+    return Estimate(metric, group, min(max(value, ends[0]), ends[1]), low, high)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Public subgroups, all crossed: of each column its name and values; without columns there is one cell."""
+
+    names: tuple[str, ...] = ()
+    values: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def count(self) -> int:
+        """The number of cells."""
+        return math.prod(map(len, self.values))
+
+    def chosen(self) -> list[tuple[str, list[int]]]:
+        """Return everybody, then each value of each column, with the cells that belong to it."""
+        shape = [len(values) for values in self.values]
+        numbers = np.arange(self.count).reshape(shape or [1])
+        found = [("all", numbers.ravel().tolist())]
+        for axis, (name, values) in enumerate(zip(self.names, self.values, strict=True)):
+            found += [(f"{name} = {one}", numbers.take(i, axis).ravel().tolist()) for i, one in enumerate(values)]
+        return found
+
+
+NONE = Groups()
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Two classes: bins of the probability of class 1 × label × group, and the place within the bin."""
+
+    edges: tuple[float, ...]
+    threshold: float
+    groups: Groups = NONE
+
+    @classmethod
+    def of(cls, bins: int | Sequence[float], threshold: float = 0.5, groups: Groups = NONE) -> Scores:
+        """Return bins of equal width, or with these edges; the threshold is always an edge."""
+        inner = np.linspace(0, 1, bins + 1)[1:-1] if isinstance(bins, int) else np.asarray(bins, float)
+        kept = [float(e) for e in inner if 0 < e < 1 and abs(e - threshold) > 1e-9]
+        inside = [threshold] if 0 < threshold < 1 else []
+        return cls((0.0, *sorted({*kept, *inside}), 1.0), threshold, groups)
+
+    @property
+    def vectors(self) -> Vectors:
+        """One cell of weight 1, and at most a quarter for the place within the bin."""
+        return Vectors(self.groups.count * 2 * (self._bins + 1), math.hypot(1, _PLACE))
+
+    @property
+    def _bins(self) -> int:
+        return len(self.edges) - 1
+
+    def rows(self, p: Array, y: NDArray[np.int64], group: NDArray[np.int64]) -> Array:
+        """Return each row's vector, from the probability of class 1 [N], the label and the group."""
+        edges, p = np.array(self.edges), np.clip(np.nan_to_num(p, nan=0.5), 0, 1)
+        bin_ = np.clip(np.searchsorted(edges, p, side="right") - 1, 0, self._bins - 1)
+        made, each = np.zeros((len(p), self.groups.count, 2, self._bins + 1)), np.arange(len(p))
+        made[each, group, y, bin_] = 1
+        made[each, group, y, -1] = _PLACE * (p - edges[bin_]) / np.diff(edges).max()
+        return made.reshape(len(p), -1)
+
+    def estimates(self, cells: Array, persons: int, sigma: float) -> list[Estimate]:
+        """Return all metrics of all groups; `sigma` is the noise of each cell."""
+        metrics = {"auc": _auc, "accuracy": self._accuracy, "sensitivity": self._sensitivity,
+                   "specificity": self._specificity, "calibration_in_the_large": self._in_the_large,
+                   "brier": self._brier}  # fmt: skip
+        return [
+            self._estimate(name, group, chosen, metric, cells, persons, sigma)
+            for group, chosen in self.groups.chosen()
+            for name, metric in metrics.items()
+        ]
+
+    def calibration(self, cells: Array, persons: int, sigma: float) -> list[dict[str, Any]]:
+        """Return a calibration table: of each bin, its ends and the observed share of class 1."""
+        chosen = self.groups.chosen()[0][1]
+
+        def observed(b: int) -> Metric:
+            return lambda h: h[1, b] / h[:, b].sum()
+
+        ends = enumerate(pairwise(self.edges))
+        found = [(ab, self._estimate("observed", "all", chosen, observed(b), cells, persons, sigma)) for b, ab in ends]
+        return [{"from": low, "to": high} | one.to_json() for (low, high), one in found]
+
+    def _estimate(
+        self, name: str, group: str, chosen: list[int], metric: Metric, cells: Array, persons: int, sigma: float
+    ) -> Estimate:
+        h = torch.tensor(cells, dtype=torch.float64, requires_grad=True)
+        made = self._normalized(h, persons)
+        value = metric(made[chosen].sum(0))
+        (noise,) = torch.autograd.grad(value, h, retain_graph=True)
+        (slope,) = torch.autograd.grad(value, made)
+        value, made = value.detach(), made.detach()
+        counts, places = made[..., :-1], made[..., -1:]
+        # Of a person's place within the bin, the mean of the persons with the same label and group.
+        worth = slope[..., :-1] + slope[..., -1:] * (places / counts.sum(-1, keepdim=True)).nan_to_num().clamp(
+            0, _PLACE
+        )
+        spread = (counts * worth**2).sum() - (counts * worth).sum() ** 2 / persons
+        ends = (-1.0, 1.0) if name == "calibration_in_the_large" else (0.0, 1.0)
+        variance = noise.square().sum().item() * sigma**2
+        return estimate(name, group, value.item(), spread.item(), variance, persons, widest=WIDEST[name], ends=ends)
+
+    def _normalized(self, h: Tensor, persons: int) -> Tensor:
+        made = h.reshape(self.groups.count, 2, self._bins + 1)
+        counts = made[..., :-1]
+        return torch.cat([counts + (persons - counts.sum()) / counts.numel(), made[..., -1:]], -1)
+
+    @property
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        """Return the bins' left ends and widths."""
+        edges = torch.tensor(self.edges, dtype=torch.float64)
+        return edges[:-1], torch.diff(edges)
+
+    @property
+    def _said(self) -> Tensor:
+        """Of which bins class 1 is said."""
+        return self._ends[0] >= self.threshold - 1e-12
+
+    def _accuracy(self, h: Tensor) -> Tensor:
+        return (h[1, :-1][self._said].sum() + h[0, :-1][~self._said].sum()) / h[:, :-1].sum()
+
+    def _sensitivity(self, h: Tensor) -> Tensor:
+        return h[1, :-1][self._said].sum() / h[1, :-1].sum()
+
+    def _specificity(self, h: Tensor) -> Tensor:
+        return h[0, :-1][~self._said].sum() / h[0, :-1].sum()
+
+    def _expected(self, h: Tensor) -> Tensor:
+        """Return the sum of the probabilities of each label: the bins' left ends, and the places within the bins."""
+        left, width = self._ends
+        return (h[:, :-1] * left).sum(1) + h[:, -1] * (width.max() / _PLACE)
+
+    def _in_the_large(self, h: Tensor) -> Tensor:
+        return (h[1, :-1].sum() - self._expected(h).sum()) / h[:, :-1].sum()
+
+    def _brier(self, h: Tensor) -> Tensor:
+        """Return the mean of p² − 2 p y + y; within a bin, the density changes as it does from bin to bin."""
+        (left, width), counts = self._ends, h[:, :-1].sum(0)
+        slope = torch.gradient(counts)[0] / 12
+        first, second = counts / 2 + slope, counts / 3 + slope  # of the place from 0 to 1, and of its square
+        missed = self._expected(h).sum() - (counts * left + first * width).sum()
+        middle = (counts * (left + width / 2)).sum() / counts.sum()
+        squares = (counts * left**2 + 2 * left * width * first + width**2 * second).sum() + 2 * middle * missed
+        return (squares - 2 * self._expected(h)[1] + h[1, :-1].sum()) / counts.sum()
+
+
+def _auc(h: Tensor) -> Tensor:
+    """Return the AUC of bins [2, B + 1]; within a bin, densities change as they do from bin to bin."""
+    no, yes = h[0, :-1], h[1, :-1]
+    below = no.cumsum(0) - no / 2
+    within = (yes[1:] * no[:-1] - yes[:-1] * no[1:]).sum() / 12
+    return ((yes * below).sum() + within) / (yes.sum() * no.sum())
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Several classes: the true class × the class that is said × group."""
+
+    classes: int
+    groups: Groups = NONE
+
+    @property
+    def vectors(self) -> Vectors:
+        """One cell of weight 1."""
+        return Vectors(self.groups.count * self.classes**2, 1.0)
+
+    def rows(self, said: NDArray[np.int64], y: NDArray[np.int64], group: NDArray[np.int64]) -> Array:
+        """Return each row's vector."""
+        made = np.zeros((len(y), self.vectors.length))
+        made[np.arange(len(y)), (group * self.classes + y) * self.classes + said] = 1
+        return made
+
+    def estimates(self, cells: Array, persons: int, sigma: float) -> list[Estimate]:
+        """Return the accuracy of each group, and how many of each class are recognised."""
+        found = []
+        shape, mean = (self.groups.count, self.classes, self.classes), (persons - cells.sum()) / cells.size
+        made = cells.reshape(shape) + mean
+        for group, chosen in self.groups.chosen():
+            h, often = made[chosen].sum(0), len(chosen)
+            found.append(_share("accuracy", group, np.diag(h).sum(), h.sum(), often * sigma**2 * self.classes,
+                                often * sigma**2 * self.classes * (self.classes - 1), persons))  # fmt: skip
+            for c in range(self.classes):
+                name, alike = f"{group}, class {c}", often * sigma**2
+                found.append(_share("recall", name, h[c, c], h[c].sum(), alike, alike * (self.classes - 1), persons))
+        return found
+
+
+def _share(
+    metric: str, group: str, hits: float, total: float, hit_noise: float, miss_noise: float, persons: int
+) -> Estimate:
+    """Return the share of hits among hits and misses, with the variances of the noise in both."""
+    if total <= 0:
+        return Estimate(metric, group, None)
+    share = hits / total
+    noise = ((1 - share) ** 2 * hit_noise + share**2 * miss_noise) / total**2
+    return estimate(metric, group, share, share * (1 - share) / total, noise, persons, widest=WIDEST[metric])
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """Numbers: moments of clipped residuals, and of targets on their public scale.
+
+    Entries are |e|, e², e⁴, u, u² and whether the residual was clipped, with e = residual / clip and u = (y − centre) /
+    scale, both clipped to −1 … 1.
+    """
+
+    clip: float
+    centre: float
+    scale: float
+
+    @property
+    def vectors(self) -> Vectors:
+        """Six entries, each at most 1."""
+        return Vectors(6, math.sqrt(6), signed=True)
+
+    def rows(self, predicted: Array, y: Array) -> Array:
+        """Return each row's vector, from predictions and targets in the unit of the table."""
+        raw = np.abs(np.nan_to_num(predicted, nan=np.inf) - y) / self.clip
+        e, u = np.minimum(raw, 1), np.clip((y - self.centre) / self.scale, -1, 1)
+        return np.stack([e, e**2, e**4, u, u**2, (raw > 1).astype(float)], 1)
+
+    def estimates(self, cells: Array, persons: int, sigma: float) -> list[Estimate]:
+        """Return R², MAE and the share of clipped residuals. The interval of R² is too wide rather than too narrow."""
+        e, e2, e4, u, u2, clipped = cells / persons
+        noise, variance = (sigma / persons) ** 2, max(u2 - u * u, 1e-12)
+        ratio = (self.clip / self.scale) ** 2
+        r2 = 1 - ratio * e2 / variance
+        first = ratio * math.sqrt(max(e4 - e2 * e2, 0.0)) / variance
+        second = (1 - r2) * math.sqrt(max(variance * (1 + abs(u)) ** 2 - variance**2, 0.0)) / variance
+        r2_noise = noise * (ratio**2 + (1 - r2) ** 2 * (1 + 4 * u * u)) / variance**2
+        mae = self.clip * e
+        return [
+            estimate("r2", "all", r2, (first + second) ** 2 / persons, r2_noise, persons, widest=WIDEST["r2"],
+                     ends=(-math.inf, 1.0)),
+            estimate("mae", "all", mae, self.clip**2 * max(e2 - e * e, 0.0) / persons, self.clip**2 * noise, persons,
+                     widest=WIDEST["mae"] * self.scale, ends=(0.0, self.clip)),
+            estimate("clipped", "all", clipped, max(clipped * (1 - clipped), 0.0) / persons, noise, persons,
+                     widest=WIDEST["clipped"]),
+        ]  # fmt: skip
