@@ -246,8 +246,6 @@ def join(
     from privsgp.sites.agreement import Agreement
 
     agreement = Agreement.read(study)
-    if not run.check_policy(own, agreement):
-        _say(f"note: there is no policy.toml in {own.home}: nothing but the agreement itself is checked")
     for reason in _not_private(agreement):
         _LOG.warning("WARNING: this run is not private: %s", reason)
     options: dict[str, Any] = {"device": device, "moved": moved, "metrics": metrics, "test": test}

@@ -22,6 +22,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 From1 = Annotated[int, Field(ge=1, le=MOST)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Signature = Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
 
 
 def between(least: float, most: float, kind: Any = int) -> Any:  # noqa: ANN401 - a type

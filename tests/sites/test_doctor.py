@@ -32,7 +32,6 @@ from privsgp.sites import run as join
 from privsgp.sites.canonical import canonical
 from privsgp.sites.doctor import examine
 from privsgp.sites.identity import Site
-from privsgp.sites.metrics import served, text
 from privsgp.sites.net.causes import cause_of, own_certificate
 from privsgp.sites.net.client import Client
 from privsgp.sites.net.relay import Relay
@@ -41,7 +40,7 @@ from privsgp.sites.protocol.gossip import Gossip
 from privsgp.sites.protocol.mailbox import Outbox
 from privsgp.sites.protocol.outliers import Outliers
 from privsgp.sites.run import wire
-from privsgp.sites.status import state
+from privsgp.sites.status import metrics, served, state
 from privsgp.transport.link import Increment
 from runs import command, unwrapped
 
@@ -110,7 +109,7 @@ def test_metrics_are_what_prometheus_reads(three, tmp_path):
     network = wire(three.sites[0], three.agreement, folder)
     network.audit.note("form", "basel", "x")
     (port,) = free_ports(1)
-    with served(f"127.0.0.1:{port}", lambda: text(network, 1.23456)):
+    with served(f"127.0.0.1:{port}", lambda: metrics(network, 1.23456)):
         with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             said = answer.read().decode()
         with pytest.raises(HTTPError) as error:

@@ -10,7 +10,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import planted
 from privsgp import data
-from privsgp.accounting.book import Total
 from privsgp.accounting.policy import Policy
 from privsgp.audit import collusion
 from privsgp.errors import Refused
@@ -18,7 +17,6 @@ from privsgp.randomness import pairwise
 from privsgp.randomness.noise import Keyed, Secure
 from privsgp.randomness.pairwise import Ends, PairStreams
 from privsgp.sites.agreement import Agreement
-from privsgp.sites.policy import refuse_against
 from privsgp.sites.protocol.gossip import Gossip
 from privsgp.sites.protocol.pairs import PairKeys, is_word
 
@@ -249,7 +247,7 @@ def test_what_is_agreed_on_is_checked_by_each_site(six):
 )
 def test_a_policy_says_how_many_others_may_have_to_be_trusted(six, policy, allowed):
     if allowed:
-        refuse_against(policy, six.agreement, 0, Total(0.0, 0.0))
+        six.agreement.refuse_policy(policy, 0)
         return
     with pytest.raises(Refused, match="honest"):
-        refuse_against(policy, six.agreement, 0, Total(0.0, 0.0))
+        six.agreement.refuse_policy(policy, 0)

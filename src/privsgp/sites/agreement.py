@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from privsgp import __version__, devices, features
+from privsgp.accounting.book import Total
+from privsgp.accounting.policy import refuse_spending, refused
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from privsgp.accounting.policy import Policy
     from privsgp.data import Dataset
     from privsgp.engine.spec import RunSpec
     from privsgp.graph import Graph
@@ -179,6 +182,31 @@ class Agreement(Study):
         spec = build_run(resolve(config, problem.encoded(chosen_device(device))), agreed=self.values["shared_noise"])
         self._refuse_other(spec, problem.encoder)
         return spec
+
+    def refuse_policy(self, policy: Policy, node: int) -> None:
+        """Refuse to let a node's site sign, where its policy does not allow this, whatever its records have spent."""
+        seeded = self.config.seed is not None
+        if seeded and not policy.allows_seeds:
+            raise refused(f"simulation is not true, and the agreement has the seed {self.config.seed}: no ε holds")
+        if not seeded:
+            refuse_spending(
+                policy, epsilon=self.epsilon[node], delta=self.delta[node], relation=self.config.privacy.relation,
+                samples=self.samples[node], before=Total(0.0, 0.0),
+            )  # fmt: skip
+        if policy.weights is not None and self.weights > policy.weights:
+            raise refused(f"weights = {policy.weights:,}, and the agreement's model has {self.weights:,}")
+        if policy.algorithms is not None and self.algorithm not in policy.algorithms:
+            raise refused(f"algorithms = {policy.algorithms}, and the agreement's is {self.algorithm!r}")
+        if policy.fewest is not None and self.limits.fewest < policy.fewest:
+            raise refused(f"fewest = {policy.fewest}, and the agreement goes on with {self.limits.fewest} sites")
+        if policy.most_honest is not None and (self.honest or 1) > policy.most_honest:
+            raise refused(
+                f"honest = {policy.most_honest}, and ε of the agreement holds if {self.honest} of "
+                f"{len(self.roster)} sites are honest"
+            )
+        for other, card in enumerate(self.roster) if policy.peers is not None else ():
+            if other != node and card.fingerprint not in (policy.peers or ()):
+                raise refused(f"peers does not name {card.fingerprint} ({card.name})")
 
     def _refuse_size(self, node: int) -> None:
         """Refuse a model of another size than was agreed on, or too large for this machine, before it takes memory.

@@ -32,6 +32,7 @@ from pydantic import Field
 from privsgp.errors import Refused
 from privsgp.files import loaded, read_bytes, replace, shaped, write_private
 from privsgp.options import Options
+from privsgp.outside import Hash, Signature
 from privsgp.sites.canonical import canonical
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ _PROXY = re.compile(r"http://[^\s/]+:\d{1,5}/?")
 _DAY = dt.timedelta(days=1)
 _AUTHORITY_DAYS, _TLS_DAYS = 3650, 90
 _FILES = ("identity.key", "authority.key", "exchange.key", "tls.key")  # private
-Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Card(Options):
@@ -54,11 +54,11 @@ class Card(Options):
     format: str
     version: int
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
-    identity: Hex
-    exchange: Hex
+    identity: Hash
+    exchange: Hash
     authority: Annotated[str, Field(max_length=4096)]  # the certificate of the site's own authority, in PEM
     address: Annotated[str, Field(max_length=300)] | None  # HOST:PORT, None where the site only dials out
-    endorsement: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+    endorsement: Signature
 
     @classmethod
     def read(cls, path: Path) -> Card:

@@ -21,7 +21,6 @@ import numpy as np
 from privsgp import data, models
 from privsgp.accounting import ledger
 from privsgp.accounting import policy as policies
-from privsgp.accounting.book import Total
 from privsgp.data.dataset import settle
 from privsgp.data.loading import is_file, read_file, same_file, with_test
 from privsgp.data.same_records import hashes_of, is_tested_on_own
@@ -41,13 +40,10 @@ from privsgp.sites import signed, status
 from privsgp.sites.agreement import Agreement
 from privsgp.sites.audit import Audit
 from privsgp.sites.identity import Site
-from privsgp.sites.metrics import served
-from privsgp.sites.metrics import text as metrics_text
 from privsgp.sites.net.causes import refuse_own_certificate
 from privsgp.sites.net.client import Client
 from privsgp.sites.net.relay import Relay
 from privsgp.sites.net.server import Server
-from privsgp.sites.policy import refuse_against
 from privsgp.sites.protocol.gossip import Goodbye, Gossip
 from privsgp.sites.protocol.mailbox import Inbox, Outbox, depth, wait_for
 from privsgp.sites.protocol.pairs import PairKeys, delete, needs_keys
@@ -151,7 +147,8 @@ def join(
         except Refused:
             delete(_pair_key(folder))  # of a process that signed in time, and waited for the others
             raise
-    check_policy(site, agreement)
+    if not check_policy(site, agreement):
+        say(f"note: there is no policy.toml in {site.home}: nothing but the agreement itself is checked")
     node = agreement.node(site)
     spec, records = _spec(agreement, file, test, node, device, lambda line: say(f"note, for this site alone: {line}"))
     with folder.locked():
@@ -167,7 +164,11 @@ def join(
         def spent() -> float | None:
             return epsilon(node, trainer.budget_guard.releases()[0]) if spec.algorithm.private else None
 
-        with network.opened(), status.kept(network, folder), served(metrics, lambda: metrics_text(network, spent())):
+        with (
+            network.opened(),
+            status.kept(network, folder),
+            status.served(metrics, lambda: status.metrics(network, spent())),
+        ):
             try:
                 _wait_for_signatures(network, say)
                 network.members.enter("training")
@@ -206,7 +207,7 @@ def check_policy(site: Site, agreement: Agreement) -> bool:
     """
     policy = policies.read(site.home / "policy.toml")
     if policy is not None:
-        refuse_against(policy, agreement, agreement.node(site), Total(0.0, 0.0))
+        agreement.refuse_policy(policy, agreement.node(site))
     return policy is not None
 
 

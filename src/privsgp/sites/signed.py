@@ -5,13 +5,13 @@ A run may be of an older release: what is checked here is what people signed, no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from privsgp.errors import Refused
 from privsgp.files import loaded, read_bytes, write_json
-from privsgp.outside import fault
+from privsgp.outside import Signature, fault
 from privsgp.sites.protocol.gossip import Goodbye
 from privsgp.sites.study import LONGEST, Study
 
@@ -21,13 +21,12 @@ if TYPE_CHECKING:
     from privsgp.sites.protocol.peers import PeerTable
 
 _NAME, _LONGEST = "signatures.json", 2**24
-_Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 
 
 class _One(BaseModel):
     name: str
     identity: str
-    signature: _Signature | None
+    signature: Signature | None
     left: Goodbye | None
     pair_key: str | None = None
 

@@ -16,8 +16,9 @@ from privsgp import __version__
 from privsgp.errors import Refused
 from privsgp.files import loaded, read_bytes, replace, shaped
 from privsgp.options import Count, Options, Positive, option
+from privsgp.outside import Hash
 from privsgp.sites.canonical import canonical, digest
-from privsgp.sites.identity import Card, Hex
+from privsgp.sites.identity import Card
 
 if TYPE_CHECKING:
     from privsgp.sites.identity import Site
@@ -63,8 +64,8 @@ class _Shape(Options):
 
 class _Model(Options):
     weights: Annotated[int, Field(ge=1, le=2**34)]
-    x0: Hex
-    features: Hex | None  # the map that samples go through first
+    x0: Hash
+    features: Hash | None  # the map that samples go through first
 
 
 class _Shared(Options):
@@ -85,7 +86,7 @@ class Study(Options):
     expires: _Time
     settings: dict[str, Any] = Field(alias="config")
     roster: Annotated[list[Card], Field(min_length=2, max_length=1024)]
-    graph_hash: Hex = Field(alias="graph")
+    graph_hash: Hash = Field(alias="graph")
     sample: _Shape
     model: _Model
     steps: Annotated[int, Field(ge=1)]
