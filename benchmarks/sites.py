@@ -33,7 +33,7 @@ from privsgp.files import sync_names
 from privsgp.runs import config as configs
 from privsgp.sites.agreement import Agreement, propose
 from privsgp.sites.identity import Site
-from privsgp.sites.run import Network
+from privsgp.sites.run import wire
 from privsgp.sites.study import Limits
 from privsgp.sites.trainer import SiteDriver
 from privsgp.sites.transport import SitesTransport
@@ -149,10 +149,8 @@ def _process(
     run = Folder(folder / f"run-{node}", f"-{node}-{node}")
     run.path.mkdir()
     run.prepare()
-    network = Network.make(site, agreement, run)
-    transport = SitesTransport(
-        site, agreement, node, network.inbox, network.outbox, network.members, run.path / "private" / "taken.jsonl"
-    )
+    network = wire(site, agreement, run)
+    transport = network.transport
     x = torch.randn(1, agreement.weights, generator=torch.Generator().manual_seed(node))
     w = torch.ones(1, dtype=torch.float64)
     with network.opened():

@@ -374,7 +374,7 @@ def test_a_message_that_no_honest_site_sends_is_refused_through_the_relay_too(ho
     changed = {key: 0 if key in ("source", "target") else value for key, value in changes.items()}
     basel, cork = (Seal(c.sites[i], c.agreement, i) for i in (1, 2))
     head, *body = frame(c, **{"step": 3, "source": 1, "target": 2} | changed).pieces()
-    nonce, text = bytes(12), len(head).to_bytes(4, "little") + head + b"".join(body)
+    nonce, text = bytes(12), head + b"".join(body)
     sealed = nonce + basel._cipher((1, 2)).encrypt(nonce, text, basel._about((1, 2)))
     with pytest.raises(Rejected) as rejected:
         Inbox(c.agreement, 2, 4).put(cork.open(1, sealed))
