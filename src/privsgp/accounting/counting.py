@@ -59,7 +59,7 @@ class Count:
             return shared.sigma(mechanism, releases, self.relation, spent)
         if self.paper is not None:  # for K steps: the spare releases are not part of it
             algorithm, steps, c2 = self.paper
-            return plugins.formula("published").sigma(mechanism, steps, epsilon, delta, c2, algorithm)
+            return float(plugins.formula("published").sigma(mechanism, steps, epsilon, delta, c2, algorithm))
         return calibration.sigma(mechanism, releases, epsilon, delta, self.relation)
 
 
