@@ -208,11 +208,6 @@ class Sharing:
     graph: NoiseGraph
     honest: int
 
-    @classmethod
-    def among(cls, nodes: int, honest: int | None) -> Sharing:
-        """Take three quarters of the nodes as honest, at least two, where nothing is said."""
-        return cls(NoiseGraph(nodes), max(2, math.ceil(0.75 * nodes)) if honest is None else honest)
-
     def solved(self, sigma: float, ratio: float) -> PairwiseCovariance:
         """Return the noise that is worth σ."""
         return solve([sigma] * self.graph.nodes, self.honest, ratio, self.graph)

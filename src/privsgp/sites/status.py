@@ -20,6 +20,7 @@ from privsgp.accounting.shown import up
 from privsgp.errors import Refused
 from privsgp.sites.identity import is_address
 from privsgp.sites.net.causes import Cause, own_certificate
+from privsgp.sites.net.client import RELAY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -69,7 +70,7 @@ def _error(network: Network, peer: int) -> dict[str, str | None]:
     if not network.members.is_needed(peer):
         return _worded(None)
     is_relayed = network.agreement.is_relayed((network.node, peer))
-    return _worded(network.client.failures.get(network.client.relay if is_relayed else peer) or _silence(network, peer))
+    return _worded(network.client.failures.get(RELAY if is_relayed else peer) or _silence(network, peer))
 
 
 def _silence(network: Network, peer: int) -> Cause | None:

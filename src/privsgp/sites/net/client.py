@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from privsgp.sites.protocol.gossip import Gossip
     from privsgp.sites.protocol.mailbox import Inbox, Outbox
 
-RELAY = -1  # in the place of a node: a relay that is no member
+RELAY = -1  # in the place of a node
 BEAT = 1.0  # seconds between two hellos
 _FIRST, _LAST = 0.2, 15.0  # seconds between two attempts
 _LOG = logging.getLogger(__name__)
@@ -84,29 +84,27 @@ class Client:
         self._threads: list[threading.Thread] = []
         self._channels: set[grpc.Channel] = set()
         self.seal, self.changed = Seal(site, agreement, node), members.changed
-        identities = [card.identity for card in agreement.roster]
-        relay = None if agreement.relay is None else agreement.relay.identity
-        self.relay = identities.index(relay) if relay in identities else RELAY  # a member, or a rented machine
 
     def start(self) -> None:
-        """Dial everybody who can be dialled."""
-        links = [link for link in self.agreement.links if self.node in link and self.agreement.is_relayed(link)]
+        """Dial everybody who can be dialled, and the relay for links whose other end is as closed as this one."""
+        relay, links = self.agreement.relay, self.agreement.links
+        relayed = [link for link in links if self.node in link and self.agreement.is_relayed(link)]
+        sources = sorted(j for j, i in relayed if i == self.node)
         for peer, card in enumerate(self.agreement.roster):
-            if peer != self.node and card.address is not None:
-                self._spawn(peer, self._talk)
-                self._spawn_fetch(peer, links)
-        if links and self.relay == RELAY:
-            self._spawn(RELAY, self._greet_relay)
-            self._spawn_fetch(RELAY, links)
-        if targets := sorted(i for j, i in links if j == self.node):
-            self._spawn(self.relay, partial(self._drop, targets))
-
-    def _spawn_fetch(self, peer: int, relayed: list[tuple[int, int]]) -> None:
-        """Fetch messages from a peer: its own where nobody can dial this site, and those that it relays."""
-        is_fetched = self.site.card.address is None and (peer, self.node) in self.agreement.links
-        sources = [j for j, i in relayed if i == self.node and peer == self.relay] + [peer] * is_fetched
+            if peer == self.node or card.address is None:
+                continue
+            self._spawn(peer, self._talk)
+            is_fetched = self.site.card.address is None and (peer, self.node) in links
+            if is_fetched and sources and relay is not None and card.identity == relay.identity:
+                sources.append(peer)  # one call asks for its messages and for those that it relays
+            elif is_fetched:
+                self._spawn(peer, partial(self._fetch, [peer]))
         if sources:
-            self._spawn(peer, partial(self._fetch, sources))
+            self._spawn(RELAY, partial(self._fetch, sources))
+        if targets := sorted(i for j, i in relayed if j == self.node):
+            self._spawn(RELAY, partial(self._drop, targets))
+        if relayed and relay is not None and self.agreement.command(relay) == "relay":
+            self._spawn(RELAY, self._greet_relay)
 
     def stop(self) -> None:
         """End all calls."""
@@ -185,7 +183,7 @@ class Client:
         self.failures.pop(RELAY, None)
         self.ended.wait(BEAT)
 
-    def _drop(self, targets: list[int], peer: int, channel: grpc.Channel) -> None:
+    def _drop(self, targets: list[int], _peer: int, channel: grpc.Channel) -> None:
         """Leave the next message of this site's at the relay; without one, ask what it keeps: it may have restarted."""
 
         def waiting() -> Frame | None:
@@ -200,7 +198,7 @@ class Client:
         drop = channel.stream_unary(f"/{SERVICE}/Drop")
         parts = chain([asked], counted(self.outbox.bytes_to, target, frames.in_pieces(sealed)))
         answer = drop(parts, timeout=self.agreement.limits.transfer)
-        self.failures.pop(peer, None)
+        self.failures.pop(RELAY, None)
         self.members.relayed(read_said(_Kept, answer, len(self.agreement.roster)).newest)
 
     def _talk(self, peer: int, channel: grpc.Channel) -> None:
@@ -231,13 +229,15 @@ class Client:
         self.members.look(said)
         self.members.took(peer, max(said.newest, frame.header.step), said.newest, asked)
 
-    def _is_met(self, peer: int) -> bool:
-        is_known = peer == RELAY or self.members.others[peer].incarnation > 0
-        return is_known and self.inbox.is_open and self.members.is_fresh()
+    def _is_ready(self, sources: list[int]) -> bool:
+        """Tell whether messages may be fetched: a source that is dialled has been shown what this site has of it."""
+        own = [j for j in sources if not self.agreement.is_relayed((j, self.node))]
+        known = all(self.members.others[j].incarnation > 0 for j in own)
+        return known and self.inbox.is_open and self.members.is_fresh()
 
     def _fetch(self, sources: list[int], peer: int, channel: grpc.Channel) -> None:
         """Fetch the next message from a peer, its own or one that it relays, and wait for it there."""
-        if not wait_for(self.changed, lambda: self._is_met(peer), BEAT) or self.ended.is_set():
+        if not wait_for(self.changed, lambda: self._is_ready(sources), BEAT) or self.ended.is_set():
             return
         have = {j: max(self.inbox.newest(j), self._unusable.get(j, -1)) for j in sources}
         asked = {"run": self.agreement.run, "after": {j: step for j, step in have.items() if step >= 0}}
@@ -250,18 +250,18 @@ class Client:
             said = read_said(_From, first, len(self.agreement.roster))
             if said.source not in sources:
                 raise Rejected("source", f"a message of node {said.source}")
-            self._take(said, peer, parts)
+            self._take(said, parts)
         if all(self.inbox.newest(j) <= step for j, step in have.items()):
             self.ended.wait(_FIRST)
 
-    def _take(self, said: _From, peer: int, parts: Iterator[bytes]) -> None:
+    def _take(self, said: _From, parts: Iterator[bytes]) -> None:
         """Let a fetched message in, unless this process was suspended while it waited: then a copy may have continued.
 
         A sealed message that cannot be used is not asked for again: it must not hide those of others.
         """
-        if said.source == peer:
+        if not self.agreement.is_relayed((said.source, self.node)):
             if self.members.is_fresh():
-                self.inbox.receive(peer, next(parts, b""), parts)
+                self.inbox.receive(said.source, next(parts, b""), parts)
             return
         self._unusable[said.source] = said.step
         sealed = collected(counted(self.inbox.bytes_from, said.source, parts), most(self.agreement))
