@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import textwrap
 import tomllib
@@ -26,6 +27,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs h
         from privsgp.runs.reference import table
 
         return markdown.replace("<!-- policy.toml -->", "\n".join(table(keys(Policy))))
+    if "<!-- sections -->" in markdown:
+        return markdown.replace("<!-- sections -->", sections())
     if "<!-- provenance -->" in markdown:
         return markdown.replace("<!-- provenance -->", provenance())
     if "<!-- commands -->" not in markdown:
@@ -40,6 +43,21 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs h
     whole = words[words.index("## ") :].split("`")
     plain = [part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(whole)]  # <name> is no tag
     return markdown.replace("<!-- commands -->", "`".join(plain))
+
+
+def sections() -> str:
+    """Return the sections of run.toml as users type them: summary, example, and a table of keys."""
+    from privsgp.options import keys
+    from privsgp.runs import sections
+    from privsgp.runs.reference import table
+
+    lines = []
+    for name in sections.__all__:
+        kind = getattr(sections, name)
+        told, _, example = inspect.cleandoc(kind.__doc__).partition("Args:")[0].partition("Example:")
+        shown = ["```pycon", textwrap.dedent(example).strip(), "```", ""]
+        lines += [f"### `privsgp.{name}`", "", told.strip(), "", *shown, *table(keys(kind)), ""]
+    return "\n".join(lines)
 
 
 def provenance() -> str:

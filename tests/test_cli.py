@@ -319,6 +319,8 @@ def test_each_error_of_the_system_has_its_own_advice(tmp_path, monkeypatch, numb
     assert remedy in ran.err
     assert "run the same command again" in ran.err
     assert ("disk is full" in ran.err) == (number in (errno.ENOSPC, errno.EDQUOT))
+    other = runs.command("plan", runs.small(tmp_path))
+    assert (other.code, "--resume" in ran.err, "--resume" in other.err) == (1, True, False)
 
 
 FRESH = """

@@ -1,8 +1,10 @@
 """Private learning without a server.
 
-`privsgp.train(model, data, …)` trains; the command `privsgp` does the same from a run.toml. Everything is imported
-when it is first used: a training step needs torch and NumPy alone.
+`privsgp.train(model, data, …)` trains a model, and `privsgp.load(folder)` reads a finished run. The command `privsgp`
+does the same from a run.toml. Every public name has an example in its help, for instance `help(privsgp.train)`.
 """
+
+# Names are imported when they are first used: a training step needs only torch and NumPy.
 
 from __future__ import annotations
 
@@ -35,3 +37,8 @@ __getattr__ = later.names(__name__, {
     "Refused": "errors",
     "Schema": "data.schema",
 } | dict.fromkeys(_SECTIONS, "runs.sections"))  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """Show the public names only, also to completion."""
+    return __all__

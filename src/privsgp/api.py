@@ -1,4 +1,4 @@
-"""The same from Python: your own `torch.nn.Module`, your own arrays, your own per-sample loss."""
+"""Training from Python, with your own `torch.nn.Module`, arrays and per-sample loss."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 Arrays = Sequence[Any]  # (x, y) or (x, y, x_test, y_test)
-Brought = Arrays | torch_data.Dataset[Any] | torch_data.DataLoader[Any] | Frame | str | Path
-Sites = Mapping[int, Brought] | Mapping[str, Brought]
+Records = Arrays | torch_data.Dataset[Any] | torch_data.DataLoader[Any] | Frame | str | Path
+Sites = Mapping[int, Records] | Mapping[str, Records]
 Keys = Mapping[str, Any]  # of a section, as run.toml has them
 
 
 @called_from_python()
 def train(
     model: nn.Module,
-    data: data_room.Dataset | Brought | Sites,
+    data: data_room.Dataset | Records | Sites,
     *,
     out: str | Path,
     loss: str | PerSampleFunction = "cross-entropy",
@@ -84,30 +84,71 @@ def train(
     plan: Plan | Keys | None = None,
     engine: Engine | Keys | None = None,
 ) -> Result:
-    """Train `model` from the weights it has; the run folder `out` is as from the command line.
+    """Train `model` on data of several nodes, each with its own privacy budget.
 
-    `data` is a `Dataset`, arrays (x, y) or (x, y, x_test, y_test), or a torch `Dataset` of such pairs, to be divided
-    among `nodes` nodes; or a list or a mapping {node: …} of these, where every node brings its own; its keys are
-    numbers, or names of sites. x may be several inputs, a tuple or a mapping of arrays.
-    Whole numbers that the model looks up in an embedding are tokens of its `vocabulary`. In the place of
-    arrays may stand data frames of pandas or polars, Arrow tables, or paths of .csv, .parquet and .feather files, with
-    the public `schema` of their columns; paths of folders of class folders, with `images={"labels": ["cat", "dog"],
-    "size": 64}`; paths of .jsonl, .csv or .tsv files of texts, with `text={"column": "text", "label": "stars"}`; and of
-    .npz files. `test` is then one too. Without a seed, metrics on test data stay in
-    private/ unless `test_is_public`, and the number of `classes` is to be given unless a schema, public names of
-    classes or public test labels show it.
-    `ledger` is an earlier run on this data: both spend from one budget. `name` to `engine` are the sections of
-    run.toml: `graph="ring"`, `privacy=privsgp.Privacy(epsilon=1.0)` or `privacy={"epsilon": 1.0}`,
-    `algorithm={"name": "privsgp-vr", "steps": 300}`. `metrics` are your own, each of all outputs and targets of the
-    test data at once.
-    `features` is the section of that name, or any encoder: a frozen module, each sample by itself, whose outputs
-    `model` is trained on. A `loss` of your own maps (outputs, targets) to one number per sample; `correct` likewise to
-    0 or 1. With torch's own (reduction="none") it is known what outputs mean; with another, targets are classes unless
-    `task="regression"`. `moved` goes with `resume`: the run folder comes from another disk, and is no copy. `progress`
-    shows a bar; left out, where somebody can see it.
+    Arguments from `name` to `engine` are sections and keys of run.toml. A section is an object, such as
+    `privacy=privsgp.Privacy(epsilon=1.0)`, or a dictionary, such as `privacy={"epsilon": 1.0}`.
+
+    Args:
+        model: The module to train, from the weights that it has. Its samples must not influence each other.
+        data: The records: a `privsgp.Dataset`, arrays `(x, y)` or `(x, y, x_test, y_test)`, a torch `Dataset` of pairs,
+            a data frame, an Arrow table, or the path of a .npz, .csv, .parquet or .feather file, of texts or of a
+            folder of images. One of these is divided among `nodes`. A list or a mapping `{node: …}` of them gives each
+            node its own; keys are numbers, or names of sites. x may be a tuple or a mapping of several inputs.
+        out: The run folder. It must not hold another run.
+        loss: A name ("cross-entropy", "binary", "mse"), a torch loss with `reduction="none"`, or a function of
+            (outputs, targets) that returns one number per sample.
+        correct: A function of (outputs, targets) that returns 1 for each right sample and 0 for others. Without it,
+            the accuracy of a loss of your own is unknown.
+        test: Test data, in any form of `data`.
+        test_is_public: Whether anyone may see metrics on test data. Without it and without a seed, they stay in
+            `private/`.
+        classes: The public number of classes. Without a seed it is needed unless a schema, names of classes or public
+            test labels show it.
+        vocabulary: The number of tokens, if the model looks whole numbers up in an embedding.
+        task: "classification" or "regression", for a loss of your own.
+        schema: The public `privsgp.Schema` of tables, its keys, or the path of a schema.toml.
+        images: How to read folders of images, for example `{"labels": ["cat", "dog"], "size": 64}`.
+        text: How to read files of texts, for example `{"column": "text", "label": "stars"}`.
+        features: The section of this name, or a frozen module whose outputs `model` is trained on.
+        resume: Continue the run in `out` from its last checkpoint.
+        ledger: The folder of an earlier run on these records. Both runs spend from one budget.
+        moved: With `resume`: the run folder comes from another disk or machine, and is no copy.
+        metrics: Your own metrics by name: functions of all outputs and targets of the test data.
+        progress: Whether to show a progress bar; by default on a terminal and in a notebook.
+        name: The name of the run.
+        seed: Makes a simulation that anyone can repeat, and that protects nobody. Without it, noise is secret.
+        nodes: The number of nodes among which `data` is divided.
+        graph: The network: a name, or a `privsgp.Graph`.
+        privacy: Budgets and noise: a `privsgp.Privacy`.
+        algorithm: The method and its settings: a name, or a `privsgp.Algorithm`.
+        clock: The virtual clock: a `privsgp.Clock`.
+        plan: The data of the planner: a `privsgp.Plan`.
+        engine: Device, precision and checkpoints: a `privsgp.Engine`.
+
+    Returns:
+        The finished run, with its model, summary and metrics. `out` has the files of the run.
+
+    Raises:
+        Refused: If an argument, the data or a budget does not fit. Nothing has been sent by then.
+        Stopped: If a signal or a lost process ended the run. `resume=True` continues it.
+        Diverged: If weights or gradients are not finite.
 
     Guarantee: as from the command line: each node's certified (ε_i, δ_i) is in `summary["epsilon_spent"]`.
     Assumes: the weights that `model` starts from are public, and those of an encoder not learnt from the nodes' data.
+
+    Example:
+        >>> import numpy as np, torch, privsgp
+        >>> _ = torch.manual_seed(0)
+        >>> x = np.random.default_rng(0).standard_normal((500, 4), dtype=np.float32)
+        >>> y = (x[:, 0] > 0).astype(np.int64)
+        >>> result = privsgp.train(
+        ...     torch.nn.Linear(4, 2), (x[:400], y[:400], x[400:], y[400:]), out="runs/example", nodes=2, seed=0,
+        ...     privacy={"epsilon": 3.0}, algorithm={"name": "privsgp", "batch": 50, "steps": 20, "step_size": 1.0},
+        ... )
+        >>> print(f"accuracy {result.summary['test_accuracy']:.0%}")
+        accuracy 99%
+
     """
     if not isinstance(model, nn.Module):
         remedy = "give a torch.nn.Module, an instance, not its class; privsgp.models.make('mlp', …) makes one"
@@ -324,7 +365,7 @@ def _tried(call: Callable[[], Any], what: str, remedy: str) -> Any:  # noqa: ANN
 
 
 def _dataset(
-    data: data_room.Dataset | Brought | Mapping[int, Brought],
+    data: data_room.Dataset | Records | Mapping[int, Records],
     test: Any,  # noqa: ANN401 - a pair of arrays
     classes: int | None,
     vocabulary: int | None,

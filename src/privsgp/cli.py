@@ -75,7 +75,8 @@ def main() -> None:
         show_end(str(diverged))
         sys.exit(1)
     except OSError as error:
-        again = "No file is half-written: run the same command again (train: with --resume if the run has begun)"
+        resume = ", with --resume if the run has begun" if sys.argv[1:2] == ["train"] else ""
+        again = f"No file is half-written: run the same command again{resume}"
         show_end(str(error), f"  → {mending(error, 'find out why the system refused it')}. {again}")
         sys.exit(1)
 

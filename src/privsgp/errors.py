@@ -1,4 +1,4 @@
-"""The one exception a user is meant to read: what was wrong, with its value, and what to do about it."""
+"""The exceptions that a user reads: what is wrong, with its value, and what to do."""
 
 from __future__ import annotations
 
@@ -34,11 +34,22 @@ def _as_it_was(kind: type[BaseException], args: tuple[Any, ...], rest: dict[str,
 
 
 class Refused(InWords, ValueError):
-    """A request that cannot be carried out as it stands.
+    """A request that privsgp cannot carry out. The command line prints it and exits with status 2.
 
-    `what` names the key or argument and its value; `remedy` says what would work. Both may hold `{out}`, `{ledger}` and
-    other arguments of `privsgp.train`, whose values are in `options`. The command line writes them as its options,
-    prints both texts and exits with status 2; nothing has been written by then. `from_python` writes them as arguments.
+    Args:
+        what: What is wrong: the key or argument with its value.
+        remedy: What to do.
+        options: Values of `{out}`, `{ledger}` and other arguments of `privsgp.train` in both texts. The command line
+            writes them as options, `from_python` as arguments.
+
+    Example:
+        >>> import privsgp
+        >>> try:
+        ...     privsgp.load("runs/nothing")
+        ... except privsgp.Refused as refused:
+        ...     print(refused.what)
+        runs/nothing is no run folder
+
     """
 
     def __init__(self, what: str, remedy: str, **options: object) -> None:
@@ -106,7 +117,7 @@ def mending(error: OSError, otherwise: str) -> str:
 
 
 class Stopped(InWords):
-    """A run ended before its last step, after `step`; `kept` tells whether a checkpoint holds it."""
+    """A run that ended early, after `step`. `kept` is true if a checkpoint holds it."""
 
     def __init__(self, words: str, step: int) -> None:
         super().__init__(words)

@@ -6,6 +6,7 @@ made of them: a new option is one line in the file of the component that has a u
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -22,9 +23,15 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Options(BaseModel):
-    """The keys of a component; the base has none."""
+    """The keys of a component; the base has none. Help shows the meaning of each key as an argument."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:  # noqa: ANN401 - pydantic's own
+        told = [f"    {name}: {field.description}" for name, field in cls.model_fields.items() if field.description]
+        if told and "Args:" not in (doc := inspect.cleandoc(cls.__doc__ or "")):
+            cls.__doc__ = "\n".join([doc, "", "Args:", *told])
 
 
 def option(default: Any, meaning: str) -> Any:  # noqa: ANN401 - a field of any type

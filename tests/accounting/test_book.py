@@ -241,6 +241,18 @@ def test_nobody_is_told_to_leave_a_damaged_book(book):
     assert "PRIVSGP_STATE" not in str(refused.value)
 
 
+def test_a_full_disk_is_named_and_no_copy_is_asked_for(tmp_path, monkeypatch):
+    def full(*_args, **_options):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    book = Book(tmp_path)
+    book.path.touch()
+    monkeypatch.setattr(sqlite3, "connect", full)
+    with pytest.raises(Refused, match="cannot be used") as refused:
+        book.entries()
+    assert refused.value.remedy == "the disk is full: free some space"
+
+
 def test_an_entry_whose_ledger_was_opened_is_not_replaced(book):
     """Its first releases may have been sent before the book knew that they were charged."""
     book.enter([entry("a")], [records(1)])

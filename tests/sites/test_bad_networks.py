@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 from average import firsts, held_at_the_end
+from consortium import PATIENCE
 from wires import ConnectProxy, Wires
 
 from privsgp.sites.net.relay import Seal
@@ -61,7 +62,7 @@ def test_status_shows_wires_that_are_cut_or_carry_one_way_only(consortium):
         wires.cut(0, 1)
         wires.deafen(2, 3)
         for i, peer in ((0, 1), (1, 0), (2, 3), (3, 2)):
-            name, end = c.sites[peer].name, time.monotonic() + 60.0
+            name, end = c.sites[peer].name, time.monotonic() + PATIENCE
             while (one := seen(c, i)["sites"][name])["there"] or one["reported_by"] is None or one["error"] is None:
                 assert time.monotonic() < end, one
                 time.sleep(0.1)
@@ -124,7 +125,7 @@ def test_the_rest_agree_on_the_average_of_what_a_site_that_left_did_not_take_wit
     c.start(loss=0.3, twice=0.1, late=0.1)
     c.until_step(2, 0)
     (c.out(2) / "private" / "leaving").touch()  # what `privsgp leave` does while the site is in the run
-    c.processes[2].join(30)
+    c.processes[2].join(PATIENCE)
     assert c.processes[2].exitcode == 130, c.log(2)
     c.end(0, 1)
     counted(c, 0, 1)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
+import sqlite3
 from types import SimpleNamespace
 
 import numpy as np
@@ -215,6 +217,21 @@ def test_headers_outlive_the_process_and_only_those_that_their_source_signed(thr
         first._db.execute(f"UPDATE newest SET {wrong}")  # noqa: S608 - the test's own
         first._db.commit()
         assert not Store(three.agreement, 0, path).seen
+
+
+def test_a_full_disk_and_a_damaged_file_are_named_when_a_site_opens_its_state(three, tmp_path, monkeypatch):
+    path = tmp_path / "state"
+    path.write_bytes(b"no database at all" * 100)
+    with pytest.raises(Refused, match="is damaged: file is not a database"):
+        Store(three.agreement, 0, path)
+
+    def full(*_args, **_options):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(sqlite3, "connect", full)
+    with pytest.raises(OSError, match="No space left") as error:
+        Store(three.agreement, 0, tmp_path / "new")
+    assert error.value.errno == errno.ENOSPC
 
 
 def test_two_messages_of_one_step_are_noticed_after_a_restart_too(three, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from consortium import PATIENCE
 from oracle import lockstep, replayed
 
 from privsgp import data
@@ -67,7 +68,7 @@ def test_secret_noise_cancels_also_where_a_site_is_killed_at_some_moment(consort
     c.until_step(0, 0)
     assert key.exists()
     assert key.stat().st_mode & 0o777 == 0o600
-    c.processes[1].join(40)
+    c.processes[1].join(PATIENCE)
     assert c.processes[1].exitcode == -9, c.log(1)
     c.start(1)
     for i, summary in enumerate(c.end()):
@@ -86,7 +87,7 @@ def test_a_site_that_leaves_takes_its_halves_along_and_changes_nobodys_epsilon(c
     c.start()
     c.until_step(3, 4)
     (c.out(3) / "private" / "leaving").touch()
-    c.processes[3].join(30)
+    c.processes[3].join(PATIENCE)
     assert c.processes[3].exitcode == 130, c.log(3)
     assert not (c.out(3) / "private" / "pair.key").exists()
     summaries = c.end(0, 1, 2)
@@ -130,6 +131,6 @@ def test_a_run_that_cannot_continue_keeps_no_key(consortium):
     c.until_step(1, max(c.taken(1)) + 1)
     (c.out(2) / "private" / "leaving").touch()
     for i in range(3):
-        c.processes[i].join(40)
+        c.processes[i].join(PATIENCE)
     assert [c.processes[i].exitcode for i in range(3)] == [2, 2, 130], c.told()
     assert not any(key.exists() for key in keys)

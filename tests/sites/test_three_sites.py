@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from consortium import copied
+from consortium import PATIENCE, copied
 from oracle import flat, lockstep, replayed
 from safetensors.numpy import load_file
 
@@ -80,7 +80,7 @@ def killed_at(consortium, moments, algorithm):
     )
     c.start(0, 2)
     c.start(1, moments=moments)
-    c.processes[1].join(40)
+    c.processes[1].join(PATIENCE)
     assert c.processes[1].exitcode == -9, c.log(1)
     c.start(1)
     for i, summary in enumerate(c.end()):
@@ -94,7 +94,7 @@ def test_a_full_disk_stops_a_site_before_it_sends_and_costs_nothing(consortium, 
     c = consortium(limits=Limits(deadline=1.0, staleness=4), algorithm={"steps": 8, "final_mixing": 2})
     c.start(0, 2)
     c.start(1, moments=moments, full=True)
-    c.processes[1].join(40)
+    c.processes[1].join(PATIENCE)
     assert c.processes[1].exitcode in (1, 2), c.log(1)
     assert "No space left" in c.log(1)
     c.start(1)
@@ -135,7 +135,7 @@ def test_an_older_copy_of_a_folder_does_not_go_on(consortium):
     shutil.rmtree(c.out(1))
     shutil.copytree(c.folder / "copy", c.out(1))
     c.start(1)
-    c.processes[1].join(30)
+    c.processes[1].join(PATIENCE)
     assert c.processes[1].exitcode == 2
     assert "older copy" in c.log(1)
 
@@ -159,7 +159,7 @@ def test_an_older_copy_of_all_that_a_site_has_is_noticed_by_peers_that_were_rest
         shutil.copytree(copy, place)
     messages = c.sent(1)
     c.start(0, 1)  # cork stays away
-    c.processes[1].join(30)
+    c.processes[1].join(PATIENCE)
     assert c.processes[1].exitcode == 2
     assert "older copy" in c.log(1)
     assert c.sent(1) == messages  # no step was made again
@@ -187,7 +187,7 @@ def test_an_older_copy_that_went_on_unnoticed_is_noticed_when_an_honest_peer_com
     c.until_step(1, 14)
     assert "older copy" not in c.log(1)
     c.start(0)
-    c.processes[1].join(30)
+    c.processes[1].join(PATIENCE)
     assert c.processes[1].exitcode == 2
     assert "this folder is an older copy" in c.log(1)
 
@@ -197,7 +197,7 @@ def test_a_site_leaves_for_good_and_a_third_of_the_messages_is_lost(consortium):
     c.start(loss=0.3)
     c.until_step(2, 4)
     (c.out(2) / "private" / "leaving").touch()  # what `privsgp leave` does while the site is in the run
-    c.processes[2].join(20)
+    c.processes[2].join(PATIENCE)
     assert c.processes[2].exitcode == 130, c.log(2)
     summaries = c.end(0, 1)
     for i, summary in enumerate(summaries):
@@ -208,7 +208,7 @@ def test_a_site_leaves_for_good_and_a_third_of_the_messages_is_lost(consortium):
     assert np.abs(one - other).max() < 0.05 * np.abs(one).max()
     assert c.ledger(2).charged == c.sent(2) < 30  # what it had not used was given back
     c.start(2)
-    c.processes[2].join(20)
+    c.processes[2].join(PATIENCE)
     assert c.processes[2].exitcode == 2
     assert "left the run for good" in c.log(2)
 
@@ -218,9 +218,9 @@ def test_with_fewer_sites_left_than_agreed_on_nobody_goes_on(consortium):
     c.start()
     c.until_step(2, 4)
     (c.out(2) / "private" / "leaving").touch()
-    c.processes[2].join(20)
+    c.processes[2].join(PATIENCE)
     for i in (0, 1):
-        c.processes[i].join(30)
+        c.processes[i].join(PATIENCE)
         assert c.processes[i].exitcode == 2, c.log(i)
         assert "2 of at least 3 sites" in c.log(i)
         assert c.ledger(i).charged < 3000
@@ -237,7 +237,7 @@ def test_who_leaves_takes_its_own_part_and_the_rest_agree_on_the_average_of_thei
     c.until_step(3, 6)
     if running:
         assert not leave(c.study, home=c.sites[3].home, out=c.out(3))  # the process in the run does
-        c.processes[3].join(20)
+        c.processes[3].join(PATIENCE)
         assert c.processes[3].exitcode == 130, c.log(3)
     else:
         assert c.ask_to_stop(3) == 130

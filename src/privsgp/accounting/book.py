@@ -284,6 +284,7 @@ class Book:
             remedy = "make its folder writable, or restore it from a copy: it knows what these records have spent"
             if create and not there:
                 remedy = "make its folder writable, or name another folder in PRIVSGP_STATE"
+            remedy = "the disk is full: free some space" if "full" in str(error) else remedy
             raise Refused(f"the budget book {self.path} cannot be used: {error}", remedy) from error
 
     def _prepare(self, db: sqlite3.Connection) -> None:

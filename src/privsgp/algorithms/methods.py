@@ -1,7 +1,7 @@
-"""Every method by its name: privsgp's own, those of installed packages, and those of your own.
+"""Every method by its name: privsgp's own, those of installed packages, and those that you register.
 
-A package offers a method by an entry point of the group `privsgp.algorithms` whose name is the method's. It is imported
-and registered when somebody asks for it: a run of `privsgp-vr` imports no other method.
+A package offers a method by an entry point of the group `privsgp.algorithms` with the method's name. privsgp imports
+it when a run asks for it: a run of `privsgp-vr` imports no other method.
 """
 
 from __future__ import annotations
@@ -59,11 +59,32 @@ ALGORITHMS = Methods()
 
 
 def register(algorithm: type[Algorithm]) -> type[Algorithm]:
-    """Let `algorithm.name = "…"` choose a method of your own; also as a decorator.
+    """Register a method of your own, so that `algorithm.name = "…"` can choose it. Also a decorator.
 
-    Guarantee: it is held to what the built-in ones are: noise is calibrated for the mechanism that it declares, and a
-    mechanism that the accountant does not know is refused.
-    Assumes: the mechanism is true of what its messages reveal, as `Algorithm.mechanism` says.
+    Args:
+        algorithm: A subclass of `privsgp.algorithms.algorithm.Algorithm` with a `name` in small letters.
+
+    Returns:
+        The class itself.
+
+    Raises:
+        Refused: If it is no such class, its name is taken, or one of its options has no meaning.
+
+    Guarantee: as for the built-in methods: noise is calibrated for the declared mechanism, and a mechanism that the
+    accountant does not know is refused.
+    Assumes: the mechanism is true for the method's messages, as `Algorithm.mechanism` says.
+
+    Example:
+        >>> import privsgp
+        >>> from privsgp.algorithms import PrivSGP
+        >>> @privsgp.register
+        ... class Half(PrivSGP):
+        ...     name = "half"
+        ...     def direction(self, z, batch):
+        ...         return super().direction(z, batch) / 2
+        >>> privsgp.Algorithm(name="half", steps=10).name
+        'half'
+
     """
     name = getattr(algorithm, "name", "")
     if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm) and re.fullmatch(r"[a-z][\w-]*", name)):

@@ -1,12 +1,10 @@
-"""What a data set is here: arrays that have been checked, so that nothing after this has to look at them again.
+"""Data sets: arrays that have been checked once, and the data of a group of nodes as one array per quantity.
 
-Every array a user brings goes through `from_arrays`. What is wrong with it is said once, with the array, the row and
-what to do; this is the user's own data on the user's own terminal, and nothing of it is written to a run folder.
+Every array of a user goes through `from_arrays`. An error names the array, the row and the remedy. It appears only on
+the user's own terminal, and in no run folder.
 
-The data of a block of nodes as one array per quantity, so that m nodes take a step in one batched operation.
-
-Nodes have different J_i: all are padded with zeros to the longest. One more row, the last, belongs to nobody: padding
-slots of a batch point to it and never to a real sample (privacy.md, Randomness).
+Nodes have different J_i: all are padded with zeros to the longest. One more row, the last, belongs to no node: padding
+slots of a batch point to it and never to a real sample.
 """
 
 from __future__ import annotations
@@ -36,14 +34,25 @@ _MORE = "give their number as data.classes, or store it in the file as `classes`
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Inputs `x` [N, ...] with class labels (int64 [N]) or targets (float32 [N] or [N, k]) `y`.
+    """Records with labels or targets, and test data.
 
-    Inputs are real numbers (float32), or tokens (int64) from 0 to `vocabulary` − 1, which is public and may be one
-    number for each of a sample's (0: that one is real; all are then float32, which holds tokens below 2²⁴ exactly).
+    Args:
+        name: The name of the data set.
+        x: Inputs [N, …]: real numbers (float32), or tokens (int64) from 0 to `vocabulary` − 1.
+        y: Class labels (int64 [N]), or targets (float32 [N] or [N, k]).
+        x_test: Test inputs; None without a test set. No guarantee covers metrics on them.
+        y_test: Test labels or targets; None without a test set.
+        classes: The public number of classes; None for regression.
+        counted: The labels in which `classes` was counted, if any.
+        vocabulary: The public number of tokens; or one number for each entry of a sample, 0 for a real number.
+        rows: Hashes of a table's rows as they are in its file. The budget book recognises records by them.
 
-    `x_test, y_test` are public, or their metrics are not covered by any guarantee (privacy.md, Artefacts); both are
-    None without a test set. `classes` is None for regression; `counted` names the labels it was counted in, if any.
-    `rows` are hashes of a table's rows as they are in its file, by which the budget book knows them.
+    Example:
+        >>> import numpy as np, privsgp
+        >>> x = np.zeros((4, 3), dtype=np.float32)
+        >>> privsgp.Dataset("mine", x, np.array([0, 1, 0, 1]), None, None, classes=2).x.shape
+        (4, 3)
+
     """
 
     name: str

@@ -26,7 +26,14 @@ _SPOILT = (OSError, ValueError, SyntaxError, TypeError, EOFError, MemoryError)  
 
 
 class ImageOptions(Options):
-    """Folders of class folders with PNG and JPEG images."""
+    """Folders of class folders with PNG and JPEG images.
+
+    Example:
+        >>> import privsgp
+        >>> privsgp.Images(labels=["cat", "dog"], size=64).size
+        64
+
+    """
 
     labels: list[str] = option(..., "names of the class folders, in the order of their numbers, public")
     size: Count | None = option(None, "pixels a side that images are brought to; left out: all have one size already")

@@ -190,7 +190,20 @@ MISSING = ["", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None"]
 
 
 class Schema(Options):
-    """A whole table. Guarantee: `features` and their scales hang on this alone, never on a row."""
+    """The public description of a table, as in schema.toml.
+
+    Guarantee: `features` and their scales depend on the schema alone, never on a row.
+
+    Example:
+        >>> import privsgp
+        >>> schema = privsgp.Schema.model_validate({
+        ...     "target": {"column": "readmitted", "classes": ["no", "yes"]},
+        ...     "columns": {"age": {"type": "number", "range": [18, 110]}, "smoker": {"type": "yes/no"}},
+        ... })
+        >>> schema.features, schema.classes
+        (['age', 'smoker'], 2)
+
+    """
 
     target: Target
     columns: Annotated[dict[str, Column], Field(min_length=1)]
@@ -216,17 +229,28 @@ class Schema(Options):
 
     @classmethod
     def read(cls, path: Path | str) -> Schema:
-        """Read a schema.toml."""
+        """Read a schema.toml.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The checked schema.
+
+        Raises:
+            Refused: If the file is not TOML, or describes no table.
+
+        """
         return read(Path(path))
 
     @property
     def encoded(self) -> dict[str, Encoded]:
-        """The columns that are used, in the order of their names."""
+        """The columns that are used, ordered by name."""
         return {name: c for name, c in sorted(self.columns.items()) if not isinstance(c, Ignored)}
 
     @property
     def features(self) -> list[str]:
-        """What the numbers of an encoded record are, in their order."""
+        """The names of the numbers of an encoded record."""
         names: list[str] = []
         for name, column in self.encoded.items():
             names += [f"{name} = {value}" for value in column.known] if isinstance(column, Category) else [name]
@@ -235,17 +259,17 @@ class Schema(Options):
 
     @property
     def width(self) -> int:
-        """How many numbers a record becomes."""
+        """The number of inputs of an encoded record."""
         return len(self.features)
 
     @property
     def task(self) -> Task:
-        """Whether the target is a class or a number."""
+        """`classification` or `regression`."""
         return "regression" if self.target.classes is None else "classification"
 
     @property
     def classes(self) -> int | None:
-        """How many classes there are; None for numbers."""
+        """The number of classes; None for numbers."""
         return None if self.target.classes is None else len(self.target.classes)
 
     @property
@@ -255,7 +279,7 @@ class Schema(Options):
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of what the schema says; comments and the order of columns have no part in it."""
+        """The SHA-256 of the schema, without comments and the order of columns."""
         told = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(told.encode()).hexdigest()
 

@@ -45,7 +45,14 @@ Tables = tuple[dict[str, int], dict[tuple[str, str], int]]  # tokens' numbers; t
 
 
 class TextOptions(Options):
-    """Texts with a class each: .jsonl, .csv or .tsv."""
+    """Texts with a class each: .jsonl, .csv or .tsv.
+
+    Example:
+        >>> import privsgp
+        >>> privsgp.Text(column="text", label="stars", vocabulary=512).vocabulary
+        512
+
+    """
 
     column: str = option("text", "the key or column that holds the text")
     label: str = option("label", "the one that holds the class: a number, or one of labels")

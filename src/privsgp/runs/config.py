@@ -86,7 +86,7 @@ warnings.filterwarnings("ignore", 'Field name "schema"', UserWarning)
 
 
 class Data(Options):
-    """What is learnt from, and how it lies on the nodes."""
+    """Data, and their division among the nodes."""
 
     name: str = option("digits", "digits, mnist, cifar10 or a9a; from Python, your own arrays")
     nodes: Count = option(16, "n: how many nodes")
@@ -143,7 +143,7 @@ class Data(Options):
 
 
 class Features(Options):
-    """What the model sees of a sample: the sample, or a fixed map of it."""
+    """A fixed map of each sample before the model."""
 
     name: Annotated[str, _one_of(FEATURES, unsaid="module")] = option("none", "the map")
 
@@ -154,14 +154,14 @@ class Features(Options):
 
 
 class Model(Options):
-    """What is learnt."""
+    """The model and its loss."""
 
     name: Annotated[str, _one_of(MODELS, unsaid="module")] = option("mlp", "the network; from Python, any module")
     loss: Literal["cross-entropy", "binary", "mse"] = option("cross-entropy", "what a sample's outputs cost")
 
 
 class GraphSection(Options):
-    """Who talks to whom."""
+    """The network of nodes."""
 
     name: Annotated[str, _one_of(GRAPHS)] = option("exponential", "the network")
 
@@ -210,7 +210,14 @@ class Privacy(Options):
 
 
 class Schedule(Options):
-    """A step size that falls from `start` to `end` over the run, or over what is left after a share `hold` of it."""
+    """A step size that falls from `start` to `end` over the run.
+
+    Example:
+        >>> import privsgp
+        >>> privsgp.Schedule(schedule="linear", start=0.2, hold=0.5).at(0, steps=100)
+        0.2
+
+    """
 
     schedule: Literal["cosine", "linear"] = option(..., "how it falls")
     start: Positive = option(..., "γ at the first step")
@@ -230,7 +237,7 @@ class Schedule(Options):
 
 
 class AlgorithmSection(UpdateOptions, FinalModelOptions):
-    """How it is learnt; name, batch, steps, step_size and weights may be "auto", which leaves them to the planner."""
+    """The method. Name, batch, steps, step_size and weights may be "auto": the planner chooses them."""
 
     name: Annotated[str, _one_of(ALGORITHMS)] = option("privsgp-vr", "the method")
     batch: Positive = option(16, "b: expected samples a step, at the mean size; node i draws with q = b/J̄")
@@ -255,7 +262,14 @@ class AlgorithmSection(UpdateOptions, FinalModelOptions):
 
 
 class Clock(Options):
-    """The virtual clock: seconds that a gradient and a message take. It changes models of asynchronous methods only."""
+    """The virtual clock: simulated seconds of a gradient and a message. It changes models of asynchronous methods only.
+
+    Example:
+        >>> import privsgp
+        >>> privsgp.Clock(compute="lognormal", spread=0.3, stragglers=[3], slowdown=5.0).slowdown
+        5.0
+
+    """
 
     compute: Literal["constant", "exponential", "lognormal"] = option(
         "constant", "how a gradient's time is distributed"
@@ -271,13 +285,27 @@ class Clock(Options):
 
 
 class PlanSection(Options):
-    """What a plan may look at."""
+    """The data that the planner rehearses on.
+
+    Example:
+        >>> import privsgp
+        >>> privsgp.Plan(data="public.npz").data
+        'public.npz'
+
+    """
 
     data: str = option("synthetic", "synthetic stand-ins, or public data (a name or a file)")
 
 
 class Engine(Options):
-    """Where and how it runs; only `dtype` changes the numbers."""
+    """Device, precision and checkpoints. Only `dtype` changes the numbers.
+
+    Example:
+        >>> import privsgp
+        >>> privsgp.Engine(device="cpu", checkpoint_every=50).checkpoint_every
+        50
+
+    """
 
     device: str = option("auto", "cpu, cuda, cuda:1, …; auto: a GPU where there is one")
     dtype: Literal["float32", "float64"] = option("float32", "the precision of models and gradients")

@@ -1,8 +1,8 @@
-"""What a run leaves for those who use its model: a module that is ready, predictions, metrics.
+"""A finished run for its users: the model, predictions and metrics.
 
-A model is read from the files of a finished run alone, released models all of them: whatever is done with one is
-post-processing, and costs no privacy. Nothing is unpickled. The one exception is training: without a seed,
-`privsgp.train` refuses to start from such a model.
+Only the files of a finished run are read, and every model in them is released: its use is post-processing, and costs no
+privacy. Nothing is unpickled. The one exception is training: without a seed, `privsgp.train` refuses to start from such
+a model.
 """
 
 from __future__ import annotations
@@ -55,10 +55,26 @@ MARK = "privsgp_run"  # the attribute of a module that names the run which it co
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """A finished run: `summary` as in summary.json, the average model, each node's weights, and where it all lies.
+    """A finished run: its model, numbers and folder. `privsgp.train` and `privsgp.load` return it.
 
-    `model` is a `torch.nn.Module` in evaluation mode, the feature map included where there is one; `card` is what its
-    file says of shapes, classes and privacy.
+    Args:
+        summary: The content of summary.json.
+        metrics: One dictionary for each evaluation during the run.
+        model: The average model, in evaluation mode. It includes the feature map, if there is one.
+        nodes: The weights of each node's own model, a row per node.
+        folder: The run folder.
+        card: Shapes, classes, loss and privacy, as in the metadata of the model's file.
+
+    Example:
+        After the example of `privsgp.train`:
+
+        >>> import numpy as np, torch, privsgp
+        >>> result = privsgp.load("runs/example", model=torch.nn.Linear(4, 2))
+        >>> result.predict(np.array([[2, 0, 0, 0], [-2, 0, 0, 0]], dtype=np.float32))
+        array([1, 0])
+        >>> max(result.summary["epsilon_spent"]) <= 3.0
+        True
+
     """
 
     summary: dict[str, Any]
@@ -69,9 +85,17 @@ class Result:
     card: dict[str, Any] = field(default_factory=dict)
 
     def outputs(self, x: Samples) -> Tensor:
-        """Return what the model makes of samples [N, …], whatever its loss makes of that.
+        """Return the outputs of the model.
 
-        Samples are as `privsgp.train` takes them, several inputs too, or the path of a file as the run had them.
+        Args:
+            x: Samples [N, …] in any form that `privsgp.train` accepts, or the path of a file in the form of the run.
+
+        Returns:
+            The outputs [N, …], before any probability or class.
+
+        Raises:
+            Refused: If the samples do not have the form of the run's.
+
         """
         named = isinstance(x, str | Path)
         rows = torch.from_numpy(encoded_rows(Path(x), self.card) if named else checked(x, self.card))
@@ -82,7 +106,18 @@ class Result:
             return torch.cat([still(part.to(first.device, kind)).cpu() for part in torch.split(rows, _CHUNK)])
 
     def predict(self, x: Samples) -> NDArray[Any]:
-        """Return the class of each sample, or its values in the table's unit; of a loss of one's own the outputs."""
+        """Return the class of each sample, or its values in the unit of the table.
+
+        Args:
+            x: Samples, as for `outputs`.
+
+        Returns:
+            Classes [N] or values. For a loss of your own it returns the outputs.
+
+        Raises:
+            Refused: If the samples do not have the form of the run's.
+
+        """
         outputs, loss = self.outputs(x), self.card["loss"]
         if loss == "mse":
             values = measures.in_unit(outputs, unit_of(self.card))
@@ -92,7 +127,18 @@ class Result:
         return self.calibration.classes(self._probabilities(outputs))
 
     def predict_proba(self, x: Samples) -> NDArray[np.float64]:
-        """Return a probability for each class [N, k]; refused where outputs are no classes."""
+        """Return the probability of each class.
+
+        Args:
+            x: Samples, as for `outputs`.
+
+        Returns:
+            Probabilities [N, k], calibrated if `calibrate` was called for this run.
+
+        Raises:
+            Refused: If the outputs are not classes, or the samples do not have the form of the run's.
+
+        """
         if self.card["loss"] not in ("cross-entropy", "binary"):
             raise Refused(f"probabilities of a model with loss {self.card['loss']!r}", "take predict(x) or outputs(x)")
         return self._probabilities(self.outputs(x))
@@ -159,15 +205,23 @@ class Result:
     def evaluate(
         self, data: tuple[Samples, ArrayLike] | Samples, metrics: Mapping[str, Metric] | None = None
     ) -> dict[str, Any]:
-        """Return metrics on samples and their targets, by the names of summary.json; nothing is written.
+        """Return metrics on samples and their targets. It writes nothing.
 
-        `data` is (x, y), a torch `Dataset` of such pairs, or the path of a file as the run had them. Targets that are
-        numbers are in the unit of `predict(x)`.
+        Args:
+            data: `(x, y)`, a torch `Dataset` of such pairs, or the path of a file in the form of the run. Targets that
+                are numbers have the unit of `predict(x)`.
+            metrics: Your own metrics by name: functions of all outputs and targets.
 
-        Guarantee: none. No ε covers a metric: show it only to those who may see the records it was computed on. Samples
-        that a private run was trained on are refused where its private/ is here: choosing settings by metrics on them
-        spends privacy that is not counted.
-        Assumes: (x, y) are public, or stay with whoever holds them.
+        Returns:
+            Metrics by their names in summary.json.
+
+        Raises:
+            Refused: If the samples are records of this private run and its private/ is here, or do not fit the model.
+
+        Guarantee: none. No ε covers a metric: show it only to people who may see the records. A choice of settings by
+        metrics on training records would spend privacy that nothing counts.
+        Assumes: (x, y) are public, or stay with their owner.
+
         """
         x, y = self._measured(data)
         outputs, targets = self.outputs(x), torch.from_numpy(labels(y, self.card))
@@ -215,12 +269,30 @@ class Result:
 
 
 def load(run: str | Path, model: nn.Module | None = None, features: nn.Module | None = None) -> Result:
-    """Read a finished run back: `load("runs/mine").predict(x)`.
+    """Read a finished run from its folder.
 
-    A run of a module of one's own needs that module as `model`, with any weights where it learns and the same where it
-    is frozen; one whose features were a module needs that as `features`.
+    Args:
+        run: The run folder.
+        model: Your own module, if the run trained one. Trained weights are replaced; frozen ones must be those of the
+            run.
+        features: Your own encoder, if the run had one, with the weights of the run.
 
-    Guarantee: post-processing of what the run released; nothing is unpickled.
+    Returns:
+        The finished run.
+
+    Raises:
+        Refused: If the run is not finished, a file is damaged, or `model` or `features` does not fit.
+
+    Guarantee: post-processing of released models. Nothing is unpickled.
+
+    Example:
+        After the example of `privsgp.train`:
+
+        >>> import torch, privsgp
+        >>> result = privsgp.load("runs/example", model=torch.nn.Linear(4, 2))
+        >>> result.summary["nodes"]
+        2
+
     """
     folder = views.finished(Path(run))
     summary = read_json(folder.summary, Summary)

@@ -28,19 +28,47 @@ __all__ = ["Algorithm", "Clock", "Engine", "Features", "Graph", "Images", "Plan"
 
 
 class Privacy(configs.Privacy, PairwiseOptions):
-    """Budgets, or fixed noise; one value, or a list with one per node."""
+    """Budgets, or fixed noise; one value, or a list with one per node.
+
+    Example:
+        >>> import privsgp
+        >>> privsgp.Privacy(epsilon=[0.5, 1.0], delta=1e-5).epsilon
+        [0.5, 1.0]
+
+    """
 
 
 class Graph(configs.GraphSection, RandomOptions):
-    """Who talks to whom."""
+    """The network of nodes.
+
+    Example:
+        >>> import privsgp
+        >>> privsgp.Graph(name="ring").name
+        'ring'
+
+    """
 
 
 class Features(configs.Features, ScatteringOptions):
-    """What the model sees of a sample: the sample, or a fixed map of it."""
+    """A fixed map of each sample before the model.
+
+    Example:
+        >>> import privsgp
+        >>> privsgp.Features(name="scattering", scales=2).scales
+        2
+
+    """
 
 
 class Algorithm(configs.AlgorithmSection, SagaOptions):
-    """How it is learnt; other people's methods have keys of their own, which `train` checks."""
+    """The method and its settings. `privsgp.train` checks the keys of other methods.
+
+    Example:
+        >>> import privsgp
+        >>> privsgp.Algorithm(name="privsgp-vr", batch=64, steps=300, step_size=0.5).steps
+        300
+
+    """
 
     model_config = ConfigDict(extra="allow")
 

@@ -355,6 +355,7 @@ def _see_off(network: Network, say: Callable[[str], None], least: float = 0.0) -
 
     with stopping:
         while needed := needing():
+            transport.refuse_copy()  # peers take nothing from this process then: it would serve without an end
             names = ", ".join(network.agreement.roster[i].name for i in needed)
             patience = usual if any(one.incarnation for one in members.others.values()) else max(least, usual)
             if stopping.asked or (not any(map(members.is_there, needed)) and time.monotonic() - began > patience):

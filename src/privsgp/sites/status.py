@@ -20,7 +20,7 @@ from privsgp.accounting.shown import up
 from privsgp.errors import Refused
 from privsgp.sites.identity import is_address
 from privsgp.sites.net.causes import Cause, own_certificate
-from privsgp.sites.net.client import RELAY
+from privsgp.sites.protocol.peers import RELAY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

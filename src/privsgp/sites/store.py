@@ -22,6 +22,7 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from privsgp.errors import Refused
 from privsgp.files import sync_names
 from privsgp.sites.protocol.frames import Frame, Header, Rejected, refuse_head
 
@@ -50,9 +51,11 @@ class Store:
         if path is not None and not path.exists():
             path.touch(0o600)
             sync_names(path.parent)
-        self._db = sqlite3.connect(path or ":memory:", check_same_thread=False)
-        self._db.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = {SYNC}; {_TABLES}")
-        for kind, source, text, signature in self._db.execute("SELECT * FROM newest"):
+        with _in_words(path):
+            self._db = sqlite3.connect(path or ":memory:", check_same_thread=False)
+            self._db.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = {SYNC}; {_TABLES}")
+            newest = self._db.execute("SELECT * FROM newest").fetchall()
+        for kind, source, text, signature in newest:
             with suppress(Rejected):  # what its source did not sign is no header
                 header = Header.read(text)
                 refuse_head(agreement, source, header.target if kind == "heard" else node, header, signature)
@@ -82,12 +85,12 @@ class Store:
 
     def signed(self, header: Header) -> bool:
         """Tell whether this site has signed a header."""
-        with self._lock:
+        with self._lock, _in_words(self.path):
             return self._db.execute("SELECT 1 FROM own WHERE header = ?", (_digest(header),)).fetchone() is not None
 
     def count(self) -> int:
         """Return how many messages this site has signed."""
-        with self._lock:
+        with self._lock, _in_words(self.path):
             return int(self._db.execute("SELECT COUNT(*) FROM own").fetchone()[0])
 
     def see(self, frame: Frame) -> None:
@@ -113,16 +116,27 @@ class Store:
 
     @contextmanager
     def _writing(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
-        """Write all of the block or nothing of it; a full disk is an OSError, as for any other file."""
-        with self._lock:
+        """Write all of the block or nothing of it."""
+        with self._lock, _in_words(self.path):
             try:
                 yield self._db
                 if durable:
                     self._db.commit()
-            except sqlite3.OperationalError as error:
+            except sqlite3.Error:
                 self._db.rollback()
-                number = errno.ENOSPC if "full" in str(error) else errno.EIO
-                raise OSError(number, f"{os.strerror(number)} ({error})", str(self.path)) from error
+                raise
+
+
+@contextmanager
+def _in_words(path: Path | None) -> Iterator[None]:
+    """Make an OSError of a full disk, as for any other file, and refuse a damaged file."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        number = errno.ENOSPC if "full" in str(error) else errno.EIO
+        raise OSError(number, f"{os.strerror(number)} ({error})", str(path)) from error
+    except sqlite3.DatabaseError as error:
+        raise Refused(f"{path} is damaged: {error}", "restore the run folder as it was when the run stopped") from error
 
 
 def _is_newer(frame: Frame, known: dict[int, Frame]) -> bool:

@@ -77,7 +77,7 @@ class SitesTransport(Transport):
     def prepare(self, k: int, x: Tensor, w: Tensor) -> list[Frame]:
         """Split what the node holds among its links, and make the messages of step k; none of them leaves yet."""
         links, shares = self._shares(k)  # asked once: sites may come and go at any moment
-        self._refuse_copy()
+        self.refuse_copy()
         self.last[links] = k
         self.kept.fill_(1 - _sum(shares))
         for link, share in zip(links.tolist(), shares.tolist(), strict=True):
@@ -91,7 +91,7 @@ class SitesTransport(Transport):
         Assumes: the step is committed, so that a restarted process would send them again as they are.
         """
         self.members.posted(self.taken(), self._sent())
-        self._refuse_copy()  # again: a commit may take seconds
+        self.refuse_copy()  # again: a commit may take seconds
         self._post(messages)
 
     def resume(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,7 +108,7 @@ class SitesTransport(Transport):
         """Give everybody the time to show what it has of this site, before a process makes its first new step."""
         met = lambda: not self._asked_to_stop(k) and not self.members.strangers()  # noqa: E731
         wait_for(self.changed, met, self.agreement.limits.deadline)
-        self._refuse_copy()
+        self.refuse_copy()
         self.inbox.open()
 
     def serve(self) -> None:
@@ -290,7 +290,7 @@ class SitesTransport(Transport):
 
     def _asked_to_stop(self, k: int) -> bool:
         """Raise an error if this site has to stop: people asked it to, or another copy of it was in the run."""
-        self._refuse_copy()
+        self.refuse_copy()
         if self.stop():
             raise Interrupted(k)
         return False
@@ -319,7 +319,7 @@ class SitesTransport(Transport):
         self.counts[2] += len(missing)
         return None
 
-    def _refuse_copy(self) -> None:
+    def refuse_copy(self) -> None:
         """Stop if a peer has shown a message or a process that this site signed and that is not of this folder."""
         if (found := self.members.foreign) is not None:
             name = self.agreement.roster[found.header.target].name

@@ -27,6 +27,7 @@ from privsgp.sites.protocol import frames
 from privsgp.sites.protocol.frames import PIECE, Rejected
 from privsgp.sites.protocol.gossip import Node, Yours, read_said
 from privsgp.sites.protocol.mailbox import counted, wait_for
+from privsgp.sites.protocol.peers import RELAY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from privsgp.sites.protocol.gossip import Gossip
     from privsgp.sites.protocol.mailbox import Inbox, Outbox
 
-RELAY = -1  # in the place of a node
 BEAT = 1.0  # seconds between two hellos
 _FIRST, _LAST = 0.2, 15.0  # seconds between two attempts
 _LOG = logging.getLogger(__name__)

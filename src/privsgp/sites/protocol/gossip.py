@@ -21,7 +21,7 @@ from privsgp.sites.canonical import canonical
 from privsgp.sites.protocol import pairs
 from privsgp.sites.protocol.frames import PIECE, Frame, Header, Rejected, refuse_head
 from privsgp.sites.protocol.mailbox import Inbox
-from privsgp.sites.protocol.peers import LONG_AGO, PeerTable
+from privsgp.sites.protocol.peers import LONG_AGO, RELAY, PeerTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +38,7 @@ def _on_roster(node: int, info: ValidationInfo) -> int:
 
 Node = Annotated[int, AfterValidator(_on_roster)]
 Newest = Annotated[int, Field(ge=-1, le=MOST)]  # a step, −1 where there is none yet
+_Word = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 _Progress = tuple[Whole, Newest, Signature]  # steps made, the newest sent to a target, and the signature of both
 
 
@@ -61,6 +62,7 @@ class Yours(Options):
     newest: Newest
     proof: Evidence | None
     process: Process | None = None
+    word: _Word | None = None  # of its last hello
 
 
 class Goodbye(Options):
@@ -89,6 +91,7 @@ class Hello(Options):
     run: Hash
     incarnation: From1
     process: Signature | None  # of the incarnation
+    word: _Word  # a new one in each hello: the listener's next hello has it
     step: Whole
     phase: Literal["signing", "training", "paused", "mixing", "finished", "left"]
     durable: Newest  # the step of the listener's that the speaker will have after a crash
@@ -163,13 +166,14 @@ class Gossip(PeerTable):
             passed_on = {i: other.progress_signatures.get(peer) for i, other in self.others.items()}
             return {
                 "run": self.agreement.run, "incarnation": self.incarnation, "process": process,
-                "step": self.step, "phase": self.phase,
+                "word": self.word_for(peer), "step": self.step, "phase": self.phase,
                 "durable": self.durable.get(peer, -1), "sent": self.sent.get(peer, -1),
                 "progress_signatures": self._progress(),
                 "passed_on": {i: one for i, one in passed_on.items() if one is not None},
                 "signatures": dict(self.signatures), "left": {i: one.model_dump() for i, one in self.left.items()},
                 "heard": {i: age for i, age in ages.items() if age < LONG_AGO / 2},
-                "yours": self.inbox.shown(peer) | self._process_of(peer), "pair_keys": dict(self.pair_keys),
+                "yours": self.inbox.shown(peer) | self._process_of(peer) | {"word": self._words.get(peer)},
+                "pair_keys": dict(self.pair_keys),
                 "heads": {i: head.evidence() for i in self.others if (head := self.head(i)) is not None},
             }  # fmt: skip
 
@@ -196,6 +200,7 @@ class Gossip(PeerTable):
             self._deliver(peer, self.have_of(peer))
             self.prove(said.yours.proof)
             self._hear_of_others(said, self.agreement.roster[peer].name)
+            self.answered(peer, said.word, said.yours.word)
 
     def learn_from_relay(self, text: bytes) -> None:
         """Take in what a relay that is no member says of members."""
@@ -203,6 +208,7 @@ class Gossip(PeerTable):
         with self.changed:
             self._compare(said.yours.process)
             self._hear_of_others(said, "" if relay is None else relay.name)
+            self.answered(RELAY, said.word, said.yours.word)
 
     def _read(self, text: bytes) -> Hello:
         said = read_said(Hello, text, len(self.agreement.roster))
@@ -212,7 +218,7 @@ class Gossip(PeerTable):
 
     def _hear_of_others(self, said: Hello, by: str) -> None:
         """Take in what a hello passes on; have a signature, a goodbye or a key that is new among it kept."""
-        now = self._spoke = time.monotonic()
+        now = time.monotonic()
         for node, age in said.heard.items():
             if node in self.others and now - age > (other := self.others[node]).heard:
                 other.heard, other.reporter = now - age, by

@@ -5,7 +5,9 @@ All of it was checked when it came (gossip.py). Several threads ask and write: o
 
 from __future__ import annotations
 
+import secrets
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 _SILENCE = 4.0  # seconds without a hello after which a site does not count as there, or the deadline if that is longer
 LONG_AGO = 1e6
+RELAY = -1  # in the place of a node
+_WORDS = 8  # hellos to a peer of which an answer counts
 
 
 @dataclass
@@ -61,7 +65,9 @@ class PeerTable:
         self._pairs = needs_keys(agreement)
         self._near = [i for i in self.others if node < 0 or not agreement.is_relayed((node, i))]
         self._far = [i for j, i in agreement.links if j == node and agreement.is_relayed((j, i))]
-        self._spoke = float("inf")  # when the last hello came; before the first the inbox is closed
+        self._asked: dict[int, deque[tuple[str, float]]] = {}  # by peer: words of the last hellos to it, and when
+        self._words: dict[int, str] = {}  # by peer: the word of its last hello
+        self._spoke = float("inf")  # when the last hello that was answered was said; before it the inbox is closed
         self._silence = max(_SILENCE, agreement.limits.deadline)
 
     def enter(self, phase: str) -> None:
@@ -86,12 +92,25 @@ class PeerTable:
             self.durable, self.sent = durable, sent
 
     def is_fresh(self) -> bool:
-        """Tell whether this process has heard a hello lately.
+        """Tell whether a hello that this process said lately was answered.
 
-        A process that was suspended has not. A copy of the site may have continued: honest messages would look wrong to
-        this process, so it judges none before the next hello, which shows it what the copy has sent.
+        A process that was suspended has said none. A copy of the site may have continued, and then honest messages look
+        wrong to this process. So it judges none and sends none before the next answer shows it what the copy has sent.
+        A hello that came during the suspension is no answer: it may be older than the copy.
         """
         return time.monotonic() - self._spoke <= self._silence
+
+    def word_for(self, peer: int) -> str:
+        """Return a new word for a hello to a peer, which shows by it that it has heard this hello."""
+        self._asked.setdefault(peer, deque(maxlen=_WORDS)).append((word := secrets.token_hex(8), time.monotonic()))
+        return word
+
+    def answered(self, peer: int, word: str, answer: str | None) -> None:
+        """Keep the word of a peer's hello, and when this process said the hello that it answers."""
+        self._words[peer] = word
+        for asked, at in self._asked.get(peer, ()):
+            if asked == answer:
+                self._spoke = at if self._spoke == float("inf") else max(self._spoke, at)
 
     def informed(self, peer: int, phase: str) -> None:
         """Keep that a peer was told what this site is doing."""
