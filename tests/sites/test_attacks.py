@@ -213,8 +213,7 @@ def test_a_finished_folder_of_another_run_signs_nothing(three, tmp_path):
 def test_an_older_copy_sends_nothing_once_a_peer_has_shown_a_later_message(three, tmp_path):
     members = Gossip(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
     outbox, committed = Outbox(2), []
-    inbox = Inbox(three.agreement, 0, 2)
-    transport = SitesTransport(three.sites[0], three.agreement, 0, inbox, outbox, members, tmp_path / "taken.jsonl")
+    transport = SitesTransport(three.sites[0], members, outbox, tmp_path / "taken.jsonl")
     members.heard(1)  # it brings a message before it has said hello: what it has of this site is not known yet
     assert not members.is_there(1)
     peer = Gossip(three.agreement, 1, 1, three.agreement.sign(three.sites[1]))
@@ -234,7 +233,7 @@ def test_what_could_not_be_committed_is_not_sent(three, tmp_path):
         other = Gossip(three.agreement, peer, 1, three.agreement.sign(three.sites[peer]))
         members.learn(peer, canonical(other.hello(0)))
     log = tmp_path / "taken.jsonl"
-    transport = SitesTransport(three.sites[0], three.agreement, 0, Inbox(three.agreement, 0, 2), outbox, members, log)
+    transport = SitesTransport(three.sites[0], members, outbox, log)
     seen = []
 
     def full(*_):
@@ -507,22 +506,19 @@ def arriving(c, tmp_path, frames, agreement=None, stop=None, **limits):
     values = (agreement or c.agreement).values
     limits = {"deadline": 0.2} | limits  # before a link is stopped, peers have so long to show what a copy has sent
     agreement = Agreement.of(values | {"limits": values["limits"] | limits}, "it")
-    members, accused = Gossip(agreement, 0, 1, agreement.sign(c.sites[0])), []
+    inbox, accused = Inbox(agreement, 0, 4), []
+    members = Gossip(agreement, 0, 1, agreement.sign(c.sites[0]), inbox)
     for peer in (1, 2):
         other = Gossip(agreement, peer, 1, agreement.sign(c.sites[peer]))
         members.learn(peer, canonical(other.hello(0)))
     members.accuse = lambda node, evidence: accused.append((node, evidence))
-    inbox = Inbox(agreement, 0, 4)
     for one in frames:
         header = dataclasses.replace(one.header, run=agreement.run)
         inbox.put(Frame.make(c.sites[header.source], header, one.body))
     transport = SitesTransport(
         c.sites[0],
-        agreement,
-        0,
-        inbox,
-        Outbox(2),
         members,
+        Outbox(2),
         tmp_path / "taken.jsonl",
         stop or (lambda: bool(inbox.stopped())),
     )

@@ -167,7 +167,7 @@ def answers(*said):
 
 def why(c, site, card):
     """Return the cause of a failed link as a run finds it, having checked that the doctor finds the same."""
-    client = Client(site, c.agreement, 0, None, Outbox(1), Gossip(c.agreement, 0, 1, "0" * 128), None)
+    client = Client(site, Gossip(c.agreement, 0, 1, "0" * 128), Outbox(1), None)
     client._card = lambda _peer: card
     with client._opened(1) as channel, pytest.raises(grpc.RpcError) as failed:
         channel.unary_unary("/privsgp.Sites/Hello")(b"{}", timeout=2.0)
@@ -430,7 +430,7 @@ def test_the_doctor_knows_the_relay(consortium):
     assert "`privsgp relay` runs there" in findings(c, 1)["relay"].text
     relay = Site.open(c.folder / "home-relay")
     nobody = Gossip(c.agreement, -1, 1, "")
-    carrying = Server(relay, c.agreement, -1, None, Outbox(1), nobody, None, relay=Relay())
+    carrying = Server(relay, nobody, Outbox(1), None, relay=Relay())
     carrying.start(relay.listen)
     aachen = network_of(c, 0)
     aachen.server.start(c.sites[0].listen)

@@ -156,7 +156,7 @@ def keep_open(study, home, files):
     if files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     site, agreement = Site.open(home), Agreement.read(study)
-    Server(site, agreement, 0, None, None, Gossip(agreement, 0, 1, "0" * 128), None).start(site.listen)
+    Server(site, Gossip(agreement, 0, 1, "0" * 128), None, None).start(site.listen)
     signal.pause()
 
 
@@ -330,9 +330,7 @@ def test_a_member_that_nobody_can_dial_fetches_its_messages(house):
 def test_a_port_that_is_taken_is_refused(house):
     c, network = house
     with pytest.raises(Refused, match="cannot listen"):
-        type(network.server)(
-            c.sites[0], c.agreement, 0, network.inbox, network.outbox, network.members, network.audit
-        ).start(c.sites[0].listen)
+        type(network.server)(c.sites[0], network.members, network.outbox, network.audit).start(c.sites[0].listen)
 
 
 def prepared(c):

@@ -121,12 +121,13 @@ def wire(site: Site, agreement: Agreement, folder: Folder) -> Network:
         pairs.open(begun=folder.checkpoint.exists())
         sync_names(private)
     members.take_up(*signed.known(folder.path))
-    about = (site, agreement, node, inbox, outbox, members)
     leaving = _leaving(folder)
-    transport = SitesTransport(*about, private / "taken.jsonl", lambda: stopping.asked or leaving.exists())
+    transport = SitesTransport(
+        site, members, outbox, private / "taken.jsonl", lambda: stopping.asked or leaving.exists()
+    )
     relays = agreement.relay is not None and agreement.relay.identity == site.card.identity
-    server = Server(*about, audit, relay=Relay(changed) if relays else None)
-    client = Client(*about, audit)
+    server = Server(site, members, outbox, audit, relay=Relay(changed) if relays else None)
+    client = Client(site, members, outbox, audit)
     return Network(site, agreement, node, audit, members, inbox, outbox, server, client, transport, pairs, stopping)
 
 
@@ -442,7 +443,7 @@ def relay(
     if site.card.identity in [card.identity for card in agreement.roster]:
         raise Refused(f"{site.name} is a member of {agreement.name}", "its `privsgp join` relays too")
     members = Gossip(agreement, _NOBODY, 1, "")
-    server = Server(site, agreement, _NOBODY, members.inbox, Outbox(1), members, Audit(audit), relay=Relay())
+    server = Server(site, members, Outbox(1), Audit(audit), relay=Relay())
     server.start(site.listen or "")
     say(f"relaying at {site.listen}; Ctrl-C ends it. Messages are sealed: this machine cannot read them")
     try:

@@ -32,12 +32,11 @@ from privsgp.sites.protocol.peers import RELAY
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from privsgp.sites.agreement import Agreement
     from privsgp.sites.audit import Audit
     from privsgp.sites.identity import Card, Site
     from privsgp.sites.protocol.frames import Frame
     from privsgp.sites.protocol.gossip import Gossip
-    from privsgp.sites.protocol.mailbox import Inbox, Outbox
+    from privsgp.sites.protocol.mailbox import Outbox
 
 BEAT = 1.0  # seconds between two hellos
 _FIRST, _LAST = 0.2, 15.0  # seconds between two attempts
@@ -73,17 +72,15 @@ def dialled(site: Site, card: Card) -> grpc.Channel:
 class Client:
     """A site's connections to those that can be dialled."""
 
-    def __init__(
-        self, site: Site, agreement: Agreement, node: int, inbox: Inbox, outbox: Outbox, members: Gossip, audit: Audit
-    ) -> None:
-        self.site, self.agreement, self.node = site, agreement, node
-        self.inbox, self.outbox, self.members, self.audit = inbox, outbox, members, audit
+    def __init__(self, site: Site, members: Gossip, outbox: Outbox, audit: Audit) -> None:
+        self.site, self.members, self.outbox, self.audit = site, members, outbox, audit
+        self.agreement, self.node, self.inbox = members.agreement, members.node, members.inbox
         self.ended = threading.Event()
         self.failures: dict[int, Cause] = {}  # why the last attempt to talk to a peer failed, if it has
         self._unusable: dict[int, int] = {}  # by source: the step of a relay's message that could not be used
         self._threads: list[threading.Thread] = []
         self._channels: set[grpc.Channel] = set()
-        self.seal, self.changed = Seal(site, agreement, node), members.changed
+        self.seal, self.changed = Seal(site, self.agreement, self.node), members.changed
 
     def start(self) -> None:
         """Dial everybody who can be dialled, and the relay for links whose other end is as closed as this one."""

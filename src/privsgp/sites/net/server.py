@@ -35,12 +35,11 @@ from privsgp.sites.protocol.mailbox import counted, wait_for
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from privsgp.sites.agreement import Agreement
     from privsgp.sites.audit import Audit
     from privsgp.sites.identity import Site
     from privsgp.sites.net.relay import Relay
     from privsgp.sites.protocol.gossip import Gossip
-    from privsgp.sites.protocol.mailbox import Inbox, Outbox
+    from privsgp.sites.protocol.mailbox import Outbox
 
 SERVICE = "privsgp.Sites"
 HANDSHAKE = 5.0  # seconds for TLS
@@ -93,23 +92,13 @@ class _Call:
 class Server:
     """A site's server during a run."""
 
-    def __init__(
-        self,
-        site: Site,
-        agreement: Agreement,
-        node: int,
-        inbox: Inbox,
-        outbox: Outbox,
-        members: Gossip,
-        audit: Audit,
-        relay: Relay | None = None,
-    ) -> None:
-        self.relay, self.changed = relay, members.changed
-        self.site, self.agreement, self.node = site, agreement, node
-        self.inbox, self.outbox, self.members, self.audit = inbox, outbox, members, audit
+    def __init__(self, site: Site, members: Gossip, outbox: Outbox, audit: Audit, relay: Relay | None = None) -> None:
+        self.site, self.members, self.outbox, self.audit, self.relay = site, members, outbox, audit, relay
+        self.agreement, self.node, self.inbox = members.agreement, members.node, members.inbox
+        self.changed = members.changed
         self.ended = threading.Event()
         self._open: dict[tuple[int, str], _Call] = {}
-        self._most = (3 if relay is None else 4) * len(agreement.roster) + 4  # calls: of each member one of a kind
+        self._most = (3 if relay is None else 4) * len(self.agreement.roster) + 4  # calls: of each member one of a kind
         self._server: grpc.Server | None = None
         self._failure = ""  # of the disk, that was logged last
 
