@@ -155,7 +155,8 @@ def measured(name: str, table: Table, epsilon: float, seed: int) -> dict[str, An
     return {
         "table": name, "epsilon": epsilon, "seed": seed, "sizes": sizes, "loss": loss, "constant": constant,
         "quality": 1 - loss / constant if number else told["auc"], "pooled": pooled, "alone": own,
-        "planned": [low, high], "contained": low <= loss <= high, "warnings": plan["warnings"],
+        "planned": [low, high], "contained": low <= loss <= high,
+        "between": min(plan["test_loss"][:4]) <= loss <= max(plan["test_loss"][:4]), "warnings": plan["warnings"],
         **{key: plan[key] for key in ("clip", "steps", "step_size")},
     }  # fmt: skip
 
@@ -176,8 +177,12 @@ def part(told: dict[str, Any]) -> str:
         cells.append(" … ".join(f"{fmean(row['planned'][end] for row in rows):.2f}" for end in (0, 1)))
         cells += [f"{sum(row['contained'] for row in rows)} of {len(rows)}", f"{fmean(r['clip'] for r in rows):.1f}"]
         lines.append(f"| {' | '.join(cells)} |")
-    inside = sum(row["contained"] for row in told["rows"])
-    lines += ["", f"The planned range contains {inside} of {len(told['rows'])} results.", "", pages.commits([told])]
+    inside, between = (sum(row[key] for row in told["rows"]) for key in ("contained", "between"))
+    words = f"The planned range contains {inside} of {len(told['rows'])} results. From a weak to a very strong signal"
+    warned = [sum("base rate" in " ".join(row["warnings"]) for row in told["rows"] if row["loss"] >= row["constant"])]
+    warned.append(sum(row["loss"] >= row["constant"] for row in told["rows"]))
+    said = "runs were no better than the constant guess, and their plans had said that this may happen"
+    lines += ["", f"{words} it contains {between}.", f"{warned[0]} of {warned[1]} {said}.", "", pages.commits([told])]
     return "\n".join(lines)
 
 

@@ -97,3 +97,24 @@ def test_every_command_on_a_page_exists(page):
                 assert all(f"\n{target}:" in makefile for target in targets), words
             elif words[0] == "python":
                 assert (ROOT / words[1]).exists(), words
+
+
+def commands(group, *before):
+    """Yield (name, command) of every command, those of groups with the group's name."""
+    for name in group.list_commands(typer.Context(group)):
+        command = group.commands[name]
+        if hasattr(command, "commands"):
+            yield from commands(command, *before, name)
+        else:
+            yield " ".join([*before, name]), command
+
+
+def test_train_is_first_and_every_command_has_a_panel_and_an_example():
+    group = typer.main.get_command(command_line())
+    found = dict(commands(group))
+    assert next(iter(found)) == "train"
+    assert all(group.commands[name.split()[0]].rich_help_panel for name in found)
+    for name, command in found.items():
+        example = command.epilog.removeprefix("Example: ")
+        assert example.startswith(f"privsgp {name}")
+        parse(shlex.split(example.partition(" > ")[0])[1:])

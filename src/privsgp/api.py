@@ -274,7 +274,7 @@ def _read(
 ) -> tuple[Any, Any, int | None, NDArray[np.uint64] | None]:
     """Put arrays in the place of frames, files and folders; return also how many classes and which rows these have.
 
-    What happened to single values is logged, for who holds them.
+    The log says what happened to single values, for their owner.
     """
     d, said = config.data, list[int | None]()
     rows: dict[str, NDArray[np.uint64] | None] = {}

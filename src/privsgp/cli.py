@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -13,7 +14,7 @@ import typer
 import typer.core
 
 from privsgp import __version__, cli_account, cli_data, cli_models, cli_sites, later, plugins
-from privsgp.cli_data import Changes, DataDir, Json, note, one_of
+from privsgp.cli_data import Changes, DataDir, Json, about, note, one_of
 from privsgp.errors import Diverged, Refused, Stopped, mending
 from privsgp.files import finite
 from privsgp.report.terminal import (
@@ -35,7 +36,11 @@ from privsgp.report.terminal import (
 
 
 class _Commands(typer.core.TyperGroup):
-    """All commands; typer itself would end in silence where a run was interrupted."""
+    """All commands, in the order of their panels. An interrupted run says how to continue; typer would say nothing."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - typer's own
+        known = {name: place for place, name in enumerate(cli_data.ORDER)}
+        return sorted(super().list_commands(ctx), key=lambda name: known.get(name, len(known)))
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own
         try:
@@ -98,28 +103,29 @@ def privsgp(
     """Private learning without a server."""
 
 
-@app.command()
+@app.command(**about("train"))
 def train(
     config: Annotated[Path, typer.Argument(help="run.toml")],
     changes: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY=VALUE, VALUE in TOML; KEY= takes it out.")
+        list[str] | None, typer.Option("--set", help="Change a key of run.toml: KEY=VALUE in TOML. KEY= removes it.")
     ] = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/<name>.")] = None,
     data_dir: DataDir = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
     moved: Annotated[
-        bool, typer.Option("--moved", help="With --resume: the run folder is from another disk or machine, no copy.")
+        bool,
+        typer.Option("--moved", help="With --resume: the run folder comes from another disk, and is no copy."),
     ] = False,
     ledger: Annotated[
-        Path | None, typer.Option(help="An earlier run on this data, or its ledger folder: to go on with its budget.")
+        Path | None, typer.Option(help="An earlier run on this data, or its ledger folder: both share one budget.")
     ] = None,
-    drop: Annotated[float, typer.Option(help="Simulated network: the chance that a message is lost.")] = 0.0,
-    delay: Annotated[int, typer.Option(help="Simulated network: messages are late by 0 to so many steps.")] = 0,
+    drop: Annotated[float, typer.Option(help="Simulated network: the probability that a message is lost.")] = 0.0,
+    delay: Annotated[int, typer.Option(help="Simulated network: each message arrives 0 to this many steps late.")] = 0,
     crash: Annotated[
-        list[str] | None, typer.Option(help="NODE@STEP or NODE@STEP+STEPS: down for so long; default 20 steps.")
+        list[str] | None, typer.Option(help="NODE@STEP or NODE@STEP+STEPS: a node is down for STEPS; default 20.")
     ] = None,
-    leave: Annotated[list[str] | None, typer.Option(help="NODE@STEP: leaves for good before that step.")] = None,
-    staleness: Annotated[int, typer.Option(help="Steps after which a silent link's message is waited for.")] = 64,
+    leave: Annotated[list[str] | None, typer.Option(help="NODE@STEP: a node leaves before that step.")] = None,
+    staleness: Annotated[int, typer.Option(help="Steps after which a receiver waits for a silent link.")] = 64,
     as_json: Json = False,
 ) -> None:
     """Train a model over a network of nodes, each with its own privacy budget."""
@@ -164,20 +170,21 @@ def train(
         tell(result.summary, show_run, result.view, as_json=as_json)
 
 
-@app.command()
+@app.command(**about("plan"))
 def plan(
     config: Annotated[Path, typer.Argument(help="run.toml")],
     changes: Changes = None,
     data_dir: DataDir = None,
-    write: Annotated[bool, typer.Option("--write", help="Write what was chosen into run.toml.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Write the choices into run.toml.")] = False,
+    link: Annotated[float, typer.Option(min=0.001, help="Mbit/s between sites, for the minutes of `join`.")] = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Choose steps, noise and step size for a budget, and show what to expect, before anything is trained."""
-    settings = cli_data.configured(config, changes, planned=True)
+    """Choose steps, noise and step size for a budget, before training."""
+    settings = cli_data.configured(config, changes or [], planned=True)
     from privsgp.planner import settle as planning
 
     with doing("reading the data", quiet=as_json) as say:
-        made = planning.plan(settings, data_dir, say=say)
+        made = dataclasses.replace(planning.plan(settings, data_dir, say=say), link=link)
     if write:
         from privsgp.runs.first import write_values
 
@@ -186,7 +193,7 @@ def plan(
     tell(made.as_json(), show_plan, made, as_json=as_json)
 
 
-@app.command()
+@app.command(**about("graph"))
 def graph(
     name: Annotated[
         str, typer.Argument(help="exponential, exponential-static, ring-directed, ring, complete, torus, random")
@@ -197,7 +204,7 @@ def graph(
     seed: Annotated[int, typer.Option(help="Seed of `random`.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Show a network: who talks to whom, and the paper's constants for it."""
+    """Show a network: its links, and the paper's constants."""
     from privsgp import graph as graphs
 
     network = graphs.make(name, nodes, seed=seed, degree=degree)
@@ -206,7 +213,7 @@ def graph(
     tell(dict(rows), show, f"{name}, {nodes} nodes", rows, as_json=as_json)
 
 
-@app.command()
+@app.command(**about("audit"))
 def audit(
     config: Annotated[Path, typer.Argument(help="run.toml")],
     changes: Changes = None,
@@ -214,12 +221,12 @@ def audit(
     canaries: Annotated[int | None, typer.Option(help="Canaries on each node; default: as many as fit.")] = None,
     seed: Annotated[int, typer.Option(help="Decides the canaries' coins.")] = 0,
     confidence: Annotated[
-        float, typer.Option(min=0, max=1, help="Of everything said about all nodes together.")
+        float, typer.Option(min=0, max=1, help="Of all statements about all nodes together.")
     ] = 0.9999,
-    observations: Annotated[int, typer.Option(help="(canary, step) pairs to see of each node.")] = 50_000,
+    observations: Annotated[int, typer.Option(help="Number of (canary, step) pairs at each node.")] = 50_000,
     as_json: Json = False,
 ) -> None:
-    """Attack runs of this configuration on made-up data: a lower bound on every node's ε, or an alarm (status 3)."""
+    """Attack runs of this configuration on made-up data: a lower bound on ε, or an alarm (status 3)."""
     settings = cli_data.configured(config, changes)
     from privsgp.audit.audit import audit as attack
 
@@ -233,14 +240,14 @@ def audit(
         raise typer.Exit(3)
 
 
-@app.command()
+@app.command(**about("ledger"))
 def ledger(
     place: Annotated[
         Path, typer.Argument(help="A run folder, a ledger folder, or one ledger file.", callback=cli_data.there)
     ],
     as_json: Json = False,
 ) -> None:
-    """Check the ledgers of a run and recompute from them what each node has spent; status 1 above a budget."""
+    """Check the ledgers of a run, and recompute each node's ε. Status 1 if one is above its budget."""
     from privsgp.accounting.statements import statements
 
     found = statements(place)
@@ -257,11 +264,9 @@ def ledger(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(**about("budget"))
 def budget(as_json: Json = False) -> None:
-    """Show what each private data set has spent in all, over `train` and `join`, and what the policy leaves."""
-    import dataclasses
-
+    """Show the total ε of each private data set over all runs, and the rest that the policy allows."""
     from privsgp.accounting import policy as policies
     from privsgp.accounting.book import Book
 
@@ -277,12 +282,12 @@ def budget(as_json: Json = False) -> None:
         show_budget(found, None if policy is None else policy.epsilon_total)
 
 
-@app.command()
+@app.command(**about("report"))
 def report(
     place: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", callback=cli_data.there)],
     file: Annotated[Path | None, typer.Option("--out", help="Default: report.html in the run's folder.")] = None,
 ) -> None:
-    """Write one page about a finished run: metrics, privacy spent, the network, how to repeat it."""
+    """Write one page about a finished run: metrics, privacy, network, and how to repeat it."""
     from privsgp.report import page
 
     out = file or place / page.NAME
@@ -290,11 +295,11 @@ def report(
     err.print(f"written to {out}", soft_wrap=True)
 
 
-@app.command()
+@app.command(**about("options"))
 def options(
     section: Annotated[str | None, typer.Argument(help="A section of run.toml; default: all of them.")] = None,
 ) -> None:
-    """Show every key that a run.toml may have: its values, its default, what it means."""
+    """Show every key of run.toml: values, default and meaning."""
     with later.package("torch"):
         from privsgp.runs.reference import reference
 

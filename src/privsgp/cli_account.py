@@ -9,7 +9,7 @@ import typer
 
 from privsgp import later
 from privsgp.accounting.shown import up
-from privsgp.cli_data import Changes, Json  # noqa: TC001 - typer reads them
+from privsgp.cli_data import Changes, Json, about
 from privsgp.errors import Refused
 from privsgp.files import finite
 from privsgp.report.terminal import show, show_lines
@@ -33,8 +33,8 @@ _Coordinates = Annotated[int, typer.Option(help="d, the length of a message: cou
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command()(account)
-    app.command()(calibrate)
+    app.command(**about("account"))(account)
+    app.command(**about("calibrate"))(calibrate)
 
 
 def account(
@@ -43,7 +43,7 @@ def account(
     nodes: _Nodes = 1, algorithm: _Name = "privsgp-vr", clip: _Clip = 1.0, delta: _Delta = 1e-5,
     kappa: _Kappa = 0.0, coordinates: _Coordinates = 0, changes: Changes = None, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Compute ε for a given noise level. No data needed."""
+    """Compute ε for a given noise level."""
     privacy = {"sigma": sigma, "clip": clip, "delta": delta}
     config = _config(samples, batch, steps, nodes, algorithm, privacy, changes)
     _show(*_counted(config, kappa, coordinates), as_json=as_json)
@@ -56,7 +56,7 @@ def calibrate(
     accountant: _Accountant = "certified", kappa: _Kappa = 0.0, coordinates: _Coordinates = 0,
     changes: Changes = None, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Compute the noise that a budget needs. No data needed."""
+    """Compute the noise that a budget needs."""
     privacy = {"epsilon": epsilon, "clip": clip, "delta": delta, "accountant": accountant}
     config = _config(samples, batch, steps, nodes, algorithm, privacy, changes)
     _show(*_counted(config, kappa, coordinates), as_json=as_json)

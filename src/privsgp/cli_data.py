@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -49,7 +49,7 @@ def configured(path: Path, changes: Sequence[str] | None, *, data: bool = True, 
 
 
 Changes = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")]
-DataDir = Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")]
+DataDir = Annotated[Path | None, typer.Option(help="The folder of MNIST, CIFAR-10 and a9a; default PRIVSGP_DATA.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 
 
@@ -57,6 +57,59 @@ def one_of(option: str, value: str, known: Sequence[str]) -> None:
     """Refuse a value that an option does not know."""
     if value not in known:
         raise Refused(f"--{option} {value}", f"take one of {', '.join(known)}")
+
+
+# Every command in the order of help: its panel there, and an example.
+_COMMANDS = {
+    "Train": {
+        "train": "privsgp train run.toml --out runs/first",
+        "init": "privsgp init --public public.csv --target outcome --sites aachen,basel,cork",
+        "plan": "privsgp plan run.toml",
+        "tune": "privsgp tune run.toml --public synthetic --out tuned.toml",
+        "options": "privsgp options algorithm",
+        "data schema": "privsgp data schema public.csv --target outcome > schema.toml",
+        "data check": "privsgp data check schema.toml aachen.csv",
+    },
+    "Use a model": {
+        "predict": "privsgp predict runs/first new.csv -o predictions.csv",
+        "evaluate": "privsgp evaluate runs/first public.csv",
+        "report": "privsgp report runs/first",
+    },
+    "Check privacy": {
+        "ledger": "privsgp ledger runs/first",
+        "budget": "privsgp budget",
+        "audit": "privsgp audit run.toml",
+        "calibrate": "privsgp calibrate --samples 1200 --batch 48 --steps 300 --epsilon 1",
+        "account": "privsgp account --samples 1200 --batch 48 --steps 300 --sigma 0.1",
+        "observe": "privsgp observe ring --nodes 8 --samples 1200 --steps 100 --sigma 0.01",
+    },
+    "Between organisations": {
+        "site init": "privsgp site init --name basel --address fl.basel.example:8443",
+        "site card": "privsgp site card",
+        "site show": "privsgp site show aachen.card",
+        "site rotate": "privsgp site rotate",
+        "agree propose": "privsgp agree propose run.toml --site aachen.card --site basel.card -o lung.study",
+        "agree show": "privsgp agree show lung.study",
+        "doctor": "privsgp doctor lung.study",
+        "join": "privsgp join lung.study --data own.npz",
+        "status": "privsgp status lung.study",
+        "leave": "privsgp leave lung.study",
+        "relay": "privsgp relay lung.study",
+    },
+    "Research": {
+        "compare": "privsgp compare run.toml --algorithms privsgp-vr,privsgp",
+        "graph": "privsgp graph exponential --nodes 16",
+        "reproduce": "privsgp reproduce --list",
+    },
+}
+_PLACES = {name: (panel, example) for panel, found in _COMMANDS.items() for name, example in found.items()}
+ORDER = list(dict.fromkeys(name.partition(" ")[0] for name in _PLACES))
+
+
+def about(name: str) -> dict[str, Any]:
+    """Return the help panel and the example of a command, as typer takes them."""
+    panel, example = _PLACES[name]
+    return {"rich_help_panel": panel, "epilog": f"Example: {example}"}
 
 
 def note(*notes: str) -> None:
@@ -72,33 +125,33 @@ TableFile = Annotated[Path, typer.Argument(help=".csv, .parquet or .feather")]
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands to the command line."""
-    app.add_typer(data, name="data")
-    app.command()(init)
+    app.add_typer(data, name="data", rich_help_panel="Train")
+    app.command(**about("init"))(init)
 
 
-@data.command("schema")
+@data.command("schema", **about("data schema"))
 def schema(
     public: Annotated[
         Path, typer.Argument(help="A public table, or a data dictionary: column, type, min, max, values.")
     ],
     target: Annotated[str, typer.Option(help="The column to predict.")],
 ) -> None:
-    """Draft a schema from public data, to stdout; never from a site's table, which training would then refuse."""
+    """Draft a schema from public data, and print it. Training refuses a schema from a site's own table."""
     with later.package("torch"):
         from privsgp.data.draft import draft
         from privsgp.data.tables import read_arrow
 
     typer.echo(draft(read_arrow(public), target, public.name), nl=False)
-    err.print("read every line, then give the same file to all sites: it must come from public data alone")
+    err.print("next: read every line, then give the same file to all sites. It must come from public data only")
 
 
-@data.command("check")
+@data.command("check", **about("data check"))
 def check(
     schema_file: SchemaFile,
     table: TableFile,
     as_json: Json = False,
 ) -> None:
-    """List all problems of this site's table, for this site alone; nothing is written and nothing leaves."""
+    """List all problems of this site's table. It writes nothing and sends nothing."""
     with later.package("torch"):
         from privsgp.data import check as checks
         from privsgp.data import schema as schemas
@@ -156,7 +209,7 @@ def init(
 
 
 def listed(text: str) -> list[str]:
-    """Return what stands between commas."""
+    """Return the parts between commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 

@@ -1,4 +1,4 @@
-"""The commands for a model that is trained: predict, evaluate."""
+"""The commands for a trained model: predict, evaluate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privsgp.cli_data import Json, there
+from privsgp.cli_data import Json, about, there
 from privsgp.errors import Refused, visible
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
     for command in (predict, evaluate):
-        app.command()(command)
+        app.command(**about(command.__name__))(command)
 
 
 def predict(
@@ -29,13 +29,13 @@ def predict(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Samples as the run had them: .npz with x, a table, texts, an image or a folder of them.",
+            help="Samples in the form of the run: .npz with x, a table, texts, an image or a folder of images.",
             callback=there,
         ),
     ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A .csv file; default: stdout.")] = None,
 ) -> None:
-    """Write what a trained model says of each sample: its class and how sure it is, or its values."""
+    """Predict the class of each sample with probabilities, or its values."""
     from privsgp.files import write
     from privsgp.report.terminal import err
     from privsgp.runs.result import load
@@ -72,21 +72,25 @@ def evaluate(
     run: RunFolder,
     file: Annotated[
         Path,
-        typer.Argument(help="Public samples with targets, as the run had them; .npz with x and y.", callback=there),
+        typer.Argument(help="Public samples with targets, in the form of the run; .npz with x and y.", callback=there),
     ],
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Fit probabilities; calibration.json keeps it.")
+        bool, typer.Option("--calibrate", help="Fit probabilities, and keep them in calibration.json.")
     ] = False,
     alone: Annotated[
         Path | None,
         typer.Option(
-            help="This site's own training file: was it worth it? RUN/private keeps the answer.", callback=there
+            help="This site's own training file: compare with a model of it alone, in RUN/private.",
+            callback=there,
         ),
     ] = None,
-    threshold_for: Annotated[str, typer.Option(help="sensitivity=0.9 or specificity=0.9, kept likewise.")] = "",
+    threshold_for: Annotated[
+        str,
+        typer.Option(help="A threshold for sensitivity=0.9 or specificity=0.9."),
+    ] = "",
     as_json: Json = False,
 ) -> None:
-    """Tell what a trained model is worth on public data. No ε covers that: records it was trained on are refused."""
+    """Measure a trained model on public data. No ε covers this, so privsgp refuses training records."""
     from privsgp.accounting.book import Book
     from privsgp.engine.folder import Folder
     from privsgp.report.terminal import err, show, tell

@@ -12,7 +12,7 @@ import typer
 
 from privsgp import later
 from privsgp.accounting.shown import up
-from privsgp.cli_data import Json, configured, there
+from privsgp.cli_data import Json, about, configured, there
 from privsgp.errors import Interrupted, Refused
 from privsgp.files import in_units
 from privsgp.report.terminal import LogFormat, bar, doing, out, show, show_log, show_run, tell
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-site = typer.Typer(help="This site's identity: keys that stay here, and the card for others.", no_args_is_help=True)
-agree = typer.Typer(help="Agreements (*.study): propose, read and check one.", no_args_is_help=True)
+site = typer.Typer(help="This site's identity: its keys, and its card for other sites.", no_args_is_help=True)
+agree = typer.Typer(help="Agreements (*.study): propose and show one.", no_args_is_help=True)
 
-Home = Annotated[Path | None, typer.Option(help="Where the keys are; default PRIVSGP_SITE or ~/.config/privsgp/site.")]
+Home = Annotated[Path | None, typer.Option(help="The keys' folder; default PRIVSGP_SITE, else ~/.config/privsgp/site.")]
 StudyPath = Annotated[Path, typer.Argument(help="The agreement, *.study", callback=there)]
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/<name>-<run>.")]
 
@@ -47,18 +47,18 @@ LogFormatOption = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands of sites to the command line."""
-    app.add_typer(site, name="site")
-    app.add_typer(agree, name="agree")
+    for group, name in ((site, "site"), (agree, "agree")):
+        app.add_typer(group, name=name, rich_help_panel="Between organisations")
     for command in (join, status, leave, doctor, relay):
-        app.command()(command)
+        app.command(**about(command.__name__))(command)
 
 
-@site.command("init")
+@site.command("init", **about("site init"))
 def init(
-    name: Annotated[str, typer.Option(help="What the site is called: small letters, digits, '-'.")],
+    name: Annotated[str, typer.Option(help="The site's name: small letters, digits, '-'.")],
     address: Annotated[str | None, typer.Option(help="HOST:PORT at which others can dial this site.")] = None,
-    listen: Annotated[str | None, typer.Option(help="HOST:PORT to listen at, where it differs.")] = None,
-    outbound_only: Annotated[bool, typer.Option("--outbound-only", help="Nobody can dial this site.")] = False,
+    listen: Annotated[str | None, typer.Option(help="HOST:PORT to listen at, if it differs from --address.")] = None,
+    outbound_only: Annotated[bool, typer.Option("--outbound-only", help="Other sites cannot dial this site.")] = False,
     proxy: Annotated[str | None, typer.Option(help="http://HOST:PORT of a proxy (HTTP CONNECT) to dial by.")] = None,
     home: Home = None,
 ) -> None:
@@ -74,20 +74,20 @@ def init(
     made.card.write(path)
     out.print(f"{name}: keys are in {made.home}, for you alone", soft_wrap=True)
     out.print(f"fingerprint {made.card.fingerprint}")
-    out.print(f"next: send {path} to whoever proposes the study, and read the fingerprint out by telephone")
+    out.print(f"next: send {path} to the site that proposes the study, and read the fingerprint out by telephone")
 
 
-@site.command("card")
+@site.command("card", **about("site card"))
 def card(home: Home = None) -> None:
     """Write this site's card into the working folder."""
     found = _site(home)
     path = Path(f"{found.name}.card")
     found.card.write(path)
     out.print(f"{path}, fingerprint {found.card.fingerprint}")
-    out.print("next: send it to whoever proposes the study, and read the fingerprint out by telephone")
+    out.print("next: send it to the site that proposes the study, and read the fingerprint out by telephone")
 
 
-@site.command("rotate")
+@site.command("rotate", **about("site rotate"))
 def rotate(home: Home = None) -> None:
     """Make a new TLS certificate under the same identity; other sites trust it by the card they have."""
     found = _site(home)
@@ -96,13 +96,13 @@ def rotate(home: Home = None) -> None:
     out.print("next: stop `privsgp join` and run it again, if it runs: it continues with the new certificate")
 
 
-@site.command("show")
+@site.command("show", **about("site show"))
 def show_site(
-    card_file: Annotated[Path | None, typer.Argument(help="Another site's card; left out: this site.")] = None,
+    card_file: Annotated[Path | None, typer.Argument(help="Another site's card; default: this site.")] = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Show who a site is."""
+    """Show a site's name, fingerprint, address and policy."""
     from privsgp.sites.identity import Card
 
     own = None if card_file is not None else _site(home)
@@ -120,22 +120,22 @@ def show_site(
     tell(values, show, "site", [(key, str(value)) for key, value in values.items()], as_json=as_json)
 
 
-@agree.command("propose")
+@agree.command("propose", **about("agree propose"))
 def propose(
     config: Annotated[Path, typer.Argument(help="run.toml, with data.sizes and data.classes")],
     cards: Annotated[list[Path], typer.Option("--site", help="A site's card, in the order of nodes.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The *.study to write.")],
-    like: Annotated[Path | None, typer.Option("--data", help="Samples like everybody's, for their shape.")] = None,
+    like: Annotated[Path | None, typer.Option("--data", help="A file of samples. Only their shape is used.")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")] = None,
-    deadline: Annotated[float, typer.Option(help="Seconds that a step's messages are waited for.")] = 10.0,
-    staleness: Annotated[int, typer.Option(help="Steps after which a silent site is waited for.")] = 64,
-    fewest: Annotated[int, typer.Option(help="Sites that must be there for steps to be taken.")] = 2,
+    deadline: Annotated[float, typer.Option(help="Seconds to wait for a step's messages.")] = 10.0,
+    staleness: Annotated[int, typer.Option(help="Steps after which all wait for a silent site.")] = 64,
+    fewest: Annotated[int, typer.Option(help="Smallest number of sites online for a step.")] = 2,
     transfer: Annotated[float, typer.Option(help="Seconds that one message may take.")] = 120.0,
-    max_update: Annotated[float | None, typer.Option(help="Steps of γ(C + σ√d) that a model may be away.")] = None,
+    max_update: Annotated[float | None, typer.Option(help="Largest distance of a model, in steps γ(C + σ√d).")] = None,
     relay_card: Annotated[Path | None, typer.Option("--relay", help="Card of the relay between closed sites.")] = None,
     days: Annotated[float, typer.Option(help="Days within which all must have joined.")] = 30.0,
 ) -> None:
-    """Write an agreement for others to read, check and sign by joining."""
+    """Write an agreement. Other sites check it, and sign it by joining."""
     settings = configured(config, changes, data=False)
     from privsgp.sites import agreement as agreements
     from privsgp.sites.identity import Card
@@ -154,20 +154,23 @@ def propose(
 def _like(settings: Config, path: Path | None) -> Dataset:
     from privsgp import data, models
     from privsgp.data.loading import like
+    from privsgp.sites.agreement import refuse_counted
 
     task = models.task(settings.model.loss)
     if settings.data.schema is not None:
         return like(settings.data.schema)
     if path is not None:
-        return data.load(str(path), task=task, classes=settings.data.classes, form=settings.data.form)
+        found = data.load(str(path), task=task, classes=settings.data.classes, form=settings.data.form)
+        refuse_counted(settings, path, found)
+        return found
     if not settings.data.published:
         raise Refused("no --data", "name a file whose samples are like everybody's: their shape decides on the model")
     return data.load(settings.data.name, task=task)
 
 
-@agree.command("show")
+@agree.command("show", **about("agree show"))
 def show_agreement(study: StudyPath, home: Home = None, as_json: Json = False) -> None:
-    """Show what an agreement says, and what this site would promise."""
+    """Show an agreement, and this site's part in it."""
     from privsgp.sites.agreement import Agreement
 
     agreement = Agreement.read(study)
@@ -211,7 +214,7 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
 
 
 def _not_private(agreement: Agreement) -> list[str]:
-    """Say why nobody is protected in a run, if that is so."""
+    """Say why a run protects nobody, if it does not."""
     noise = [] if agreement.config.private else [f"{agreement.algorithm} adds no noise"]
     return noise + (["it has a seed: a simulation that anyone can repeat"] if agreement.config.seed is not None else [])
 
@@ -224,11 +227,11 @@ def join(
     folder: Out = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
     moved: Annotated[bool, typer.Option("--moved", help="The run folder was moved here; it is no copy.")] = False,
-    metrics: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus, 127.0.0.1:9464, say.")] = None,
+    metrics: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus, for example 127.0.0.1:9464.")] = None,
     log_format: LogFormatOption = "text",
     as_json: Json = False,
 ) -> None:
-    """Sign an agreement and take part in its run; again after a crash, to go on."""
+    """Sign an agreement and take part in its run. After a crash, the same command continues."""
     own = _site(home)
     with later.package("torch"):
         from privsgp.sites.net.causes import refuse_own_certificate
@@ -260,7 +263,7 @@ def join(
 
 
 def _if_honest(agreement: Agreement) -> str:
-    """Say what ε rests on besides this site, where noise is shared."""
+    """Name the assumption of ε about other sites, for pairwise noise."""
     h, n = agreement.honest, len(agreement.roster)
     return "" if h is None else f" if {h} of the {n} sites are honest, this one included"
 
@@ -272,7 +275,7 @@ def _show_run(view: RunView) -> None:
 
 
 def status(study: StudyPath, home: Home = None, folder: Out = None, as_json: Json = False) -> None:
-    """Show which sites are there, at which step, and what this site has spent."""
+    """Show each site and link, the cause of a failure, and this site's spending."""
     from privsgp.accounting import ledger
     from privsgp.files import read_bytes
     from privsgp.sites.agreement import Agreement
@@ -343,7 +346,7 @@ def _releases(agreement: Agreement, node: int, told: dict[str, Any]) -> str:
 
 
 def leave(study: StudyPath, home: Home = None, folder: Out = None) -> None:
-    """Leave a run for good and tell the others; what was spent stays spent."""
+    """Leave a run permanently, and inform the others. Spent budget stays spent."""
     from privsgp.sites.run import leave as go
 
     told = go(study, home=_home(home), out=folder)
@@ -355,10 +358,10 @@ def leave(study: StudyPath, home: Home = None, folder: Out = None) -> None:
 def relay(
     study: StudyPath,
     home: Home = None,
-    audit: Annotated[Path, typer.Option(help="Where what is refused is written down.")] = Path("relay-audit.jsonl"),
+    audit: Annotated[Path, typer.Option(help="The log of refused messages.")] = Path("relay-audit.jsonl"),
     log_format: LogFormatOption = "text",
 ) -> None:
-    """Carry sealed messages between sites that cannot be dialled; for the machine whose card the study names."""
+    """Relay sealed messages between closed sites, on the machine that the study names."""
     from privsgp.engine.stops import Stopping
     from privsgp.sites.run import relay as carry
 
@@ -369,7 +372,7 @@ def relay(
 
 
 def doctor(study: StudyPath, home: Home = None) -> None:
-    """Look at policy, names, ports, certificates, clock and proxy before joining; status 1 if something is wrong."""
+    """Check policy, names, ports, certificates, clock and proxy before joining. Status 1 if a check fails."""
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.doctor import examine
 

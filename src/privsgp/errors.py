@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# What a terminal would obey or hide instead of showing it: C0 (but for tab and newline), C1, marks that turn the
-# direction of what follows, other ends of a line; and halves of characters, which cannot be written at all.
+# Characters that a terminal obeys or hides: C0 (except tab and newline), C1, marks that change the direction of text,
+# other ends of a line, and halves of characters.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 
 
@@ -93,7 +93,7 @@ def called_from_python() -> Iterator[None]:
 
 
 def refuse_below_one(**counts: int | None) -> None:
-    """Refuse an option that counts something and asks for none of it; None: it was not given."""
+    """Refuse a count below one. None means that the option was not given."""
     for option, count in counts.items():
         if count is not None and count < 1:
             raise Refused(f"--{option.replace('_', '-')} {count}", "take at least 1")

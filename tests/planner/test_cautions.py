@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from privsgp.planner.record import heavy_nodes
+from privsgp.planner.record import Expected, heavy_nodes, no_better
 from privsgp.planner.theorems import careless_delta
 
 
@@ -25,3 +25,12 @@ def test_equals_drag_nobody(sigmas):
 def test_a_delta_that_allows_publication():
     assert "node 1" in careless_delta([10, 200], [(1, 1e-3), (1, 1e-2)])[0]
     assert careless_delta([10], [(1, 1e-5)]) == []
+
+
+def test_signals_under_which_a_constant_guess_is_better_are_named():
+    expected = [Expected("weak", 0.7, 0.69), Expected("strong", 0.5, 0.69)]
+    (said,) = no_better(expected)
+    assert "may not beat the base rate" in said
+    assert said.endswith("weak")
+    assert no_better(expected[1:]) == []
+    assert "cannot beat the base rate" in no_better(expected[:1])[0]

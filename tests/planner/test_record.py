@@ -6,7 +6,7 @@ import math
 import pytest
 
 from privsgp import graph as graphs
-from privsgp.planner.record import bytes_sent_per_node
+from privsgp.planner.record import messages_per_step
 from privsgp.planner.settle import described
 
 
@@ -41,6 +41,6 @@ def test_a_report_shows_what_was_planned(small_plan):
     assert f"{small_plan.chosen.steps:,} steps" in said
 
 
-def test_bytes_of_one_peer_and_of_all():
-    assert bytes_sent_per_node(graphs.make("exponential", 16), 100, 10) == 10 * 408
-    assert bytes_sent_per_node(graphs.make("complete", 16), 100, 10) == 15 * 10 * 408
+def test_messages_to_one_peer_and_to_all():
+    assert messages_per_step(graphs.make("exponential", 16), 10) == 1
+    assert messages_per_step(graphs.make("complete", 16), 10) == 15

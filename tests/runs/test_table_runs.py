@@ -543,9 +543,9 @@ def test_check_lists_all_problems_at_once_with_lines_from_the_schema(tmp_path):
 
 
 def test_a_draft_takes_a_few_codes_among_numbers_as_missing(place):
-    head = "number,crea,grade,back"
+    head = "number,crea,grade,share,back"
     lines = [
-        f"{i + 1},{'k.A.' if i % 11 == 0 else round(0.5 + i / 50, 2)},{i % 4},{'yes' if i % 3 else 'no'}"
+        f"{i + 1},{'k.A.' if i % 11 == 0 else round(0.5 + i / 50, 2)},{i % 4},{i**2 / 90**2},{'yes' if i % 3 else 'no'}"
         for i in range(90)
     ]
     (place / "public.csv").write_text("\n".join([head, *lines]) + "\n")
@@ -557,6 +557,7 @@ def test_a_draft_takes_a_few_codes_among_numbers_as_missing(place):
     assert "k.A." in schema.missing
     assert "# missing: k.A." in text
     assert schema.columns["number"].type == "ignored"  # running numbers
+    assert schema.columns["share"].type == "number"  # from 0, all different, but not whole
     assert schema.columns["grade"].type == "number"
     assert len(tables.read(place / "public.csv", schema).y) == 90
 

@@ -175,7 +175,6 @@ def test_classes_are_not_counted_in_a_sites_own_labels(three, tmp_path):
     with np.load(three.files[0]) as own:
         arrays = {key: own[key] for key in ("x", "y", "x_test", "y_test")}
     np.savez(tmp_path / "own.npz", **arrays)
-    cards = [site.card for site in three.sites]
-    with pytest.raises(Refused, match=r"no data\.classes"):
-        propose(config, cards, bring(config, tmp_path / "own.npz"), name="study", limits=Limits(deadline=30.0))
+    with pytest.raises(Refused, match=r"data\.classes"):
+        bring(config, tmp_path / "own.npz")
     assert bring(config, tmp_path / "own.npz", classes=10).classes == 10

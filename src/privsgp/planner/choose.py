@@ -66,7 +66,6 @@ class Choice:
     noise: NoiseNeeded
     score: float
     response: float  # the share of the noise that is left when gradients answer to it
-    losses: Sequence[float] = ()  # the test loss of every rehearsed run
 
     @property
     def distance(self) -> float:
@@ -96,8 +95,7 @@ class Planner:
             distance = steps * step_size
         spec = self.spec(noise, steps)
         score, left = self.rehearsal.mean_score(spec, distance), self.rehearsal.moved(spec, distance)
-        losses = self.rehearsal.losses(spec, distance)
-        return Choice(method, batch, steps, distance / steps, noise, score, left, losses)
+        return Choice(method, batch, steps, distance / steps, noise, score, left)
 
     def _open(self, noise: NoiseNeeded, steps: int | None, step_size: float | None) -> tuple[int, float]:
         """Return (K, T) where at most one of K and γ is given."""

@@ -8,25 +8,33 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from privsgp.accounting.shown import guess, percent_up, small, span_up, up
+from privsgp.files import in_units
 from privsgp.planner.choose import LENGTHS
 from privsgp.planner.theorems import careless_delta
+from privsgp.runs import worth
 from privsgp.runs.views import span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from torch import Tensor
+
     from privsgp.graph import Graph
     from privsgp.planner.choose import Choice, Planner
     from privsgp.planner.noise import Network
+    from privsgp.planner.rehearsal import Rehearsal
+    from privsgp.planner.stand_in import Samples
     from privsgp.planner.theorems import Budget
 
 
 VERSION = 1
 HEAVY = 0.9  # leaving a node out is worth a warning when the average's noise falls below this share
 BYTES = 4  # float32
+WIRE, LATENCY, STEP = 8, 0.02, 0.02  # bytes of a number between sites; seconds one way, and of a step (measured)
+FEWEST = 0.5  # public rows to rehearse with, for each row of the sites, below which a plan says little
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,15 @@ class Source:
         return f"{self.name}, which the configuration declares public: nothing was spent"
 
 
+class Expected(NamedTuple):
+    """The test loss under a signal: of the planned run, of the best constant guess, and of each site alone."""
+
+    signal: str
+    loss: float
+    constant: float
+    alone: Sequence[float] = ()
+
+
 @dataclass(frozen=True)
 class Plan:
     """A run that was chosen: `chosen` among `choices`, and why."""
@@ -55,6 +72,8 @@ class Plan:
     choices: Sequence[Choice]
     why: str
     asked: dict[str, Any]  # what the configuration says of all that can be chosen: a value, or "auto"
+    ends: Rehearsal | None = None  # made-up tables with no signal at all, and with a certain one
+    link: float = 10.0  # Mbit/s between organisations
 
     @cached_property
     def sigmas(self) -> list[float]:
@@ -68,17 +87,32 @@ class Plan:
 
     @cached_property
     def bytes_sent(self) -> int:
-        """Bytes that a node sends on average."""
-        return bytes_sent_per_node(self.graph, self.planner.rehearsal.layout.dim, self.chosen.steps)
+        """Bytes that a node of a simulation sends on average: x, and its float64 weight w."""
+        return round(self.messages * self.chosen.steps * (self.planner.rehearsal.layout.dim * BYTES + 8))
 
     @cached_property
-    def constants(self) -> list[float]:
-        """The test loss of the best constant guess in every run: the entropy of the classes, or the variance."""
-        targets = [run.y_test for run in self.planner.rehearsal.runs]
-        if targets[0].is_floating_point():
-            return [float(y.double().var(0, correction=0).mean()) for y in targets]
-        shares = [y.bincount().double() / len(y) for y in targets]
-        return [float(-(p[p > 0] * p[p > 0].log()).sum()) for p in shares]
+    def messages(self) -> float:
+        """Messages that a node sends in a step, on average."""
+        return messages_per_step(self.graph, self.chosen.steps)
+
+    @property
+    def between_sites(self) -> dict[str, float]:
+        """Bytes that a site sends in `join`, and about how many seconds that takes over links of this speed."""
+        rehearsal = self.planner.rehearsal
+        rounds = self.chosen.steps + rehearsal.final_model.mixing
+        each = self.messages * WIRE * (rehearsal.layout.dim + 1)
+        return {"bytes": rounds * each, "seconds": rounds * (STEP + 2 * LATENCY + each / (self.link * 1e6 / 8))}
+
+    @cached_property
+    def expected(self) -> list[Expected]:
+        """The planned loss of every rehearsed run, then of a table with no signal and with a certain one."""
+        c, found = self.chosen, list[Expected]()
+        spec = self.planner.spec(c.noise, c.steps)
+        for rehearsal in (self.planner.rehearsal, *([] if self.ends is None else [self.ends])):
+            for run, loss in zip(rehearsal.runs, rehearsal.losses(spec, c.distance), strict=True):
+                alone = () if self.ends is None else [_alone(run, rows) for rows in self.network.samples]
+                found.append(Expected(run.name, loss, _constant(run.y_test), alone))
+        return found
 
     @property
     def clip_text(self) -> str:
@@ -92,8 +126,8 @@ class Plan:
     @property
     def range_text(self) -> str:
         """Say between which losses the run should end, and what a constant guess gives."""
-        losses = self.chosen.losses or [-self.chosen.score]
-        return f"{span(sorted(losses))} from strong to weak signal; a constant guess gives {span(self.constants)}"
+        losses, constants = [e.loss for e in self.expected], [e.constant for e in self.expected]
+        return f"{span(losses)}, by how well rows predict the target; a constant guess gives {span(constants)}"
 
     def deviation(self, choice: Choice) -> float:
         """Return the standard deviation that privacy adds to a coordinate of the average model."""
@@ -121,9 +155,17 @@ class Plan:
         return [
             *careless_delta(n.samples, n.budgets, n.named),
             *(heavy_nodes(self.sigmas, n.budgets, n.named) if n.weights is None else []),
-            *_no_better(self.chosen.losses, self.constants),
+            *no_better(self.expected[: len(self.planner.rehearsal.runs)]),
+            *self._few_rows(),
             *([f"K was cut at {last}: more steps would still help"] if self.chosen.steps >= last else []),
         ]
+
+    def _few_rows(self) -> list[str]:
+        rows, all_rows = len(self.planner.rehearsal.runs[0].y), sum(self.network.samples)
+        if self.source.kind == "synthetic" or rows >= min(FEWEST * all_rows, 512):
+            return []
+        words = f"{self.source.name}: a rehearsal learns from {rows:,} rows, and the sites have {all_rows:,}"
+        return [f"{words}: planned losses are too high. Leave plan.data out, or take more public rows"]
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values for plan.json; none of them depends on any node's samples."""
@@ -144,8 +186,12 @@ class Plan:
             "pairwise": self.shared,
             "clip": c.method.settings.clip,
             "rehearsal_score": c.score,
-            "test_loss": list(c.losses),
-            "constant_loss": self.constants,
+            "clip_from": self.clip_text,
+            "signals": [e.signal for e in self.expected],
+            "test_loss": [e.loss for e in self.expected],
+            "constant_loss": [e.constant for e in self.expected],
+            "alone_loss": [list(e.alone) for e in self.expected],
+            "between_sites": self.between_sites | {"mbit": self.link},
             "bytes_sent_per_node": self.bytes_sent,
             "methods": [self._method(choice) for choice in self.choices],
             "warnings": self.warnings,
@@ -189,7 +235,19 @@ class Plan:
             ("clip", self.clip_text),
             ("planned test loss", self.range_text),
             ("rehearsed on", self.source.text),
-            ("sent by a node", f"{self.bytes_sent / 1e6:.1f} MB"),
+            ("sent by a site", self._sent_text),
+        ]
+
+    @property
+    def _sent_text(self) -> str:
+        told = self.between_sites
+        way = f"{in_units(told['bytes'])} and about {math.ceil(told['seconds'] / 60):,} min with `join`"
+        return f"{way}, at {self.link:g} Mbit/s and {1000 * LATENCY:g} ms; {in_units(self.bytes_sent)} with `train`"
+
+    def signal_rows(self) -> list[tuple[str, ...]]:
+        """Return a row for every signal: its name, the planned loss, a constant guess, and the sites alone."""
+        return [
+            (e.signal, f"{e.loss:.3f}", f"{e.constant:.3f}", span(e.alone) if e.alone else "–") for e in self.expected
         ]
 
     def method_rows(self) -> list[tuple[str, ...]]:
@@ -200,8 +258,16 @@ class Plan:
             for m in map(self._method, self.choices)
         ]
 
+    def _gains(self, site: int) -> str:
+        """Say under which signals the planned run has a lower loss than the site's own model."""
+        known = [e for e in self.expected[: len(self.planner.rehearsal.runs)] if e.alone]
+        gains = [e.signal.split(" (")[0] for e in known if e.loss < e.alone[site]]
+        if not known:
+            return "–"
+        return "always" if len(gains) == len(known) else ", ".join(gains) or "never"
+
     def site_rows(self) -> list[tuple[str, ...]]:
-        """Return a row for every site: name, records, ε, δ, how often a guess is right at most, share of the noise."""
+        """Return a row for every site: name, records, ε, δ, the best guess, share of the noise, when it gains."""
         n = self.network
         weights = n.weights or [1 / n.nodes] * n.nodes
         noise = [(p * sigma) ** 2 for p, sigma in zip(weights, self.sigmas, strict=True)]
@@ -209,25 +275,44 @@ class Plan:
             (
                 n.sites[i] if n.sites else f"site {i}", f"{n.samples[i]:,}", up(epsilon), small(delta),
                 "nominal: no guarantee" if n.nominal else percent_up(guess(epsilon, delta)),
-                f"{noise[i] / math.fsum(noise):.0%}",
+                f"{noise[i] / math.fsum(noise):.0%}", self._gains(i),
             )
             for i, (epsilon, delta) in enumerate(n.budgets)
         ]  # fmt: skip
 
 
-def _no_better(losses: Sequence[float], constants: Sequence[float]) -> list[str]:
-    """Compare planned losses with a constant guess."""
-    above = [loss >= constant for loss, constant in zip(losses, constants, strict=False)]
-    if above and all(above):
+def _alone(run: Samples, rows: int) -> float:
+    """Return the test loss of a site's own model without noise, learnt from so many rows."""
+    x, y, x_test, y_test = (part.numpy() for part in run[:4])
+    if not run.y.is_floating_point() and bool((run.y[:rows] == run.y[0]).all()):
+        return _constant(run.y_test)
+    classes = None if run.y.is_floating_point() else int(run.y_test.max()) + 1
+    return worth.loss_alone(x[:rows], y[:rows], x_test, y_test, classes)
+
+
+def _constant(targets: Tensor) -> float:
+    """Return the test loss of the best constant guess: the entropy of the classes, or the variance."""
+    if targets.is_floating_point():
+        return float(targets.double().var(0, correction=0).mean())
+    p = targets.bincount().double() / len(targets)
+    return float(-(p[p > 0] * p[p > 0].log()).sum())
+
+
+def no_better(expected: Sequence[Expected]) -> list[str]:
+    """Compare planned losses with a constant guess, under every signal but none and a certain one."""
+    above = [e.signal for e in expected if e.loss >= e.constant]
+    if above and len(above) == len(expected):
         return ["this table and budget cannot beat the base rate: a constant guess has a lower loss in every rehearsal"]
-    return ["if the signal is weak, the model is no better than a constant guess"] if any(above) else []
+    words = "this table and budget may not beat the base rate: a constant guess has a lower loss if the signal is"
+    return [f"{words} {' or '.join(above)}"] if above else []
 
 
-def bytes_sent_per_node(graph: Graph, dim: int, steps: int) -> int:
-    """Return what a node sends on average: x and its float64 weight w, to every out-neighbour at every step."""
+def messages_per_step(graph: Graph, steps: int) -> float:
+    """Return how many messages a node sends in a step on average: one to every out-neighbour."""
     period = graph.period or min(steps, 64)
-    messages = sum(len(graph.out_neighbours(k, i)) for k in range(period) for i in range(graph.nodes))
-    return round(messages / period / graph.nodes * steps * (dim * BYTES + 8))
+    return (
+        sum(len(graph.out_neighbours(k, i)) for k in range(period) for i in range(graph.nodes)) / period / graph.nodes
+    )
 
 
 def heavy_nodes(

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from privsgp.data.schema import Schema
     from privsgp.options import Options
     from privsgp.planner.choose import Choice, Planner
     from privsgp.runs.config import Config
@@ -87,7 +88,14 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, say:
     chosen, why = best(choices) if "name" in a.auto else (choices[0], "the configuration says so")
     if isinstance(asked["step_size"], Schedule):
         asked["step_size"] = "schedule"
-    return Plan(p, make_graph(config), source, chosen, choices, why, asked)
+    ends = None
+    if source.kind == "synthetic" and config.data.schema is not None:
+        rows = len(runs[0].y)
+        made = [
+            stand_in.table(config.data.schema, end, samples=rows, seed=run) for run, end in enumerate(stand_in.ENDS)
+        ]
+        ends = Rehearsal(problem.model, problem.loss, made, config.algorithm.final_model)
+    return Plan(p, make_graph(config), source, chosen, choices, why, asked, ends)
 
 
 def _choice(config: Config, p: Planner, method: Method, batch: float) -> Choice:
@@ -172,17 +180,19 @@ def runs_of(config: Config, source: Source, problem: Problem, data_dir: Path | N
             )
         if d.vocabulary is not None:
             shape, target = d.x.shape[1:], d.y.shape[1:]
-            return [stand_in.tokens(shape, d.classes, target, samples=count, vocabulary=d.vocabulary)] * 2
+            texts = stand_in.tokens(shape, d.classes, target, samples=count, vocabulary=d.vocabulary)
+            return [texts._replace(name="made-up texts")] * 2
         if (schema := config.data.schema) is not None:
             rows = max(64, min(count, sum(problem.samples)))
             return [
-                stand_in.table(schema, strength, samples=rows, evenness=evenness, seed=run)
-                for run, (strength, evenness) in enumerate(stand_in.SIGNALS)
+                stand_in.table(schema, signal, samples=rows, seed=run) for run, signal in enumerate(stand_in.SIGNALS)
             ]
         public = d.x_test if config.test_is_public else None
         scale = 1.0 if public is None else float(np.sqrt(np.square(public).mean()))
         return [
-            stand_in.make(d.x.shape[1:], d.classes, d.y.shape[1:], samples=count, scale=scale or 1.0, between=between)
+            stand_in.make(
+                d.x.shape[1:], d.classes, d.y.shape[1:], samples=count, scale=scale or 1.0, between=between
+            )._replace(name=f"{between:.0%} of the spread between classes" if d.classes else "made-up numbers")
             for between in stand_in.BETWEEN
         ]
     task: data.Task = "regression" if d.classes is None else "classification"
@@ -202,10 +212,15 @@ def runs_of(config: Config, source: Source, problem: Problem, data_dir: Path | N
     return [_divided(x, y, count, run) for run in range(len(stand_in.SIGNALS))]
 
 
+def _tables(schema: Schema, signals: Sequence[stand_in.Signal], rows: int) -> list[Samples]:
+    return [stand_in.table(schema, signal, samples=rows, seed=run) for run, signal in enumerate(signals)]
+
+
 def _divided(x: NDArray[Any], y: NDArray[Any], count: int, seed: int) -> Samples:
     order = np.random.default_rng(seed).permutation(len(x))
     learn, test = order[:count], order[count : 5 * count]
-    return Samples(*(torch.from_numpy(values[rows]) for rows in (learn, test) for values in (x, y)))
+    parts = [torch.from_numpy(values[rows]) for rows in (learn, test) for values in (x, y)]
+    return Samples(parts[0], parts[1], parts[2], parts[3], f"division {seed + 1}")
 
 
 def settle(

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 WIDEST = 4096  # coordinates of a sample that a matrix turns
 BETWEEN = (0.2, 0.45, 0.7)  # share of the variance, in a direction that matters, that lies between classes
-# Standard deviation of a row's log odds (AUC about 0.62, 0.73, 0.83 and 0.93), and the power that takes shares of
-# classes towards equal ones: a public balance is never exact, and more even classes are harder to predict.
-SIGNALS = ((0.5, 0.75), (1.0, 1.0), (2.0, 0.75), (4.0, 1.0))
 FACTORS, COMMON = 2, 0.5  # factors that all columns share, and their share of a column's variance
 MISSING = 0.1  # share of values that are missing, in columns that may have some
 OTHERS = 0.02  # share of "other" in a category
@@ -42,12 +39,34 @@ SKEWED = 4.0  # how many times as frequent as the next a class is, where the bal
 
 
 class Samples(NamedTuple):
-    """Inputs and targets to learn from, and more of them to test on."""
+    """Inputs and targets to learn from, and more of them to test on; `name` says what differs between runs."""
 
     x: Tensor
     y: Tensor
     x_test: Tensor
     y_test: Tensor
+    name: str = ""
+
+
+class Signal(NamedTuple):
+    """How well a row of a made-up table predicts its target: the standard deviation of its log odds.
+
+    `evenness` is the power that takes shares of classes towards equal ones: a public balance is never exact, and more
+    even classes are harder to predict. `auc` and `r2` are about those of the best possible model.
+    """
+
+    name: str
+    strength: float
+    evenness: float
+    auc: float
+    r2: float
+
+
+SIGNALS = (
+    Signal("weak", 0.5, 0.75, 0.62, 0.06), Signal("moderate", 1.0, 1.0, 0.73, 0.2),
+    Signal("strong", 2.0, 0.75, 0.83, 0.5), Signal("very strong", 4.0, 1.0, 0.93, 0.8),
+)  # fmt: skip
+ENDS = (Signal("none", 0.0, 0.75, 0.5, 0.0), Signal("certain", math.inf, 1.0, 1.0, 1.0))  # no result is far outside
 
 
 def make(
@@ -75,24 +94,28 @@ def make(
     return Samples(x[:samples], y[:samples], x[samples:], y[samples:])
 
 
-def table(schema: Schema, strength: float, *, samples: int, evenness: float = 1.0, seed: int = 0) -> Samples:
-    """Return rows as the schema describes them, encoded; the target depends on them with this strength.
+def table(schema: Schema, signal: Signal, *, samples: int, seed: int = 0) -> Samples:
+    """Return rows as the schema describes them, encoded; the target depends on them with this signal.
 
-    Shares of the classes are those of the schema, or skewed ones, to the power `evenness`.
+    Shares of the classes are those of the schema, or skewed ones, to the power `evenness`. With a certain signal the
+    target decides the common factors, so that about half of the columns show it.
     """
-    rng, count = np.random.default_rng(seed), 5 * samples
-    common = rng.standard_normal((count, FACTORS))
-    blocks = [_column(rng, common, column) for column in schema.encoded.values()]
-    x = np.concatenate(blocks, 1)
+    rng, count, kinds = np.random.default_rng(seed), 5 * samples, schema.classes
+    common, shares = rng.standard_normal((count, FACTORS)), _shares(schema, signal.evenness)
+    if certain := math.isinf(signal.strength):
+        causes = common[:, 0] if kinds is None else rng.choice(kinds, count, p=shares)
+        common = np.repeat((causes - causes.mean())[:, None] / max(causes.std(), 1e-12), FACTORS, axis=1)
+    x = np.concatenate([_column(rng, common, column) for column in schema.encoded.values()], 1)
     spread = x.std(0)
     unit = (x - x.mean(0)) / np.where(spread > 0, spread, 1)
-    scores = unit @ rng.standard_normal((x.shape[1], schema.classes or 1))
+    scores = unit @ rng.standard_normal((x.shape[1], kinds or 1))
     scores /= np.maximum(scores.std(0), 1e-12)
-    y = _numbers(rng, scores[:, 0], schema, strength) if schema.classes is None else _labels(
-        rng, strength * scores / math.sqrt(2), _shares(schema, evenness)
-    )  # fmt: skip
-    inputs = torch.from_numpy(x).float()
-    return Samples(inputs[:samples], y[:samples], inputs[samples:], y[samples:])
+    if kinds is None:
+        y = _numbers(rng, (common if certain else scores)[:, 0], schema, signal.r2)
+    else:
+        y = torch.from_numpy(causes) if certain else _labels(rng, signal.strength * scores / math.sqrt(2), shares)
+    inputs, best = torch.from_numpy(x).float(), f"R² {signal.r2:g}" if kinds is None else f"AUC {signal.auc:g}"
+    return Samples(inputs[:samples], y[:samples], inputs[samples:], y[samples:], f"{signal.name} ({best})")
 
 
 def _column(rng: np.random.Generator, common: Floats, column: Encoded) -> Floats:
@@ -133,9 +156,8 @@ def _labels(rng: np.random.Generator, scores: Floats, shares: Sequence[float] | 
     return torch.from_numpy(drawn)
 
 
-def _numbers(rng: np.random.Generator, score: Floats, schema: Schema, strength: float) -> Tensor:
-    """Return targets of a regression on the schema's scale: R² is 0.06, 0.2, 0.5 and 0.8."""
-    explained = strength**2 / (strength**2 + 4)
+def _numbers(rng: np.random.Generator, score: Floats, schema: Schema, explained: float) -> Tensor:
+    """Return targets of a regression on the schema's scale; the score explains this share of their variance."""
     y = math.sqrt(explained) * score + math.sqrt(1 - explained) * rng.standard_normal(len(score))
     target = schema.target
     (low, high), (centre, scale) = target.limits, target.affine

@@ -104,12 +104,9 @@ _FIRST = "before the first step: certifying the noise, which takes longest the f
 @contextmanager
 def _progress(words: str, steps: int | None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
     """Show on stderr what is done, for how long, and how far it is if anybody knows how much there is to do."""
-    said = [bars.TextColumn("{task.description}", markup=False), bars.TimeElapsedColumn()]
-    if steps is None:
-        columns = [bars.SpinnerColumn(), *said]
-    else:
-        left = [bars.TextColumn("left"), bars.TimeRemainingColumn()]
-        columns = [bars.MofNCompleteColumn(), bars.BarColumn(), *said, *left]
+    said = [bars.BarColumn(), bars.TextColumn("{task.description}", markup=False), bars.TimeElapsedColumn()]
+    known = [] if steps is None else [bars.TextColumn("left"), bars.TimeRemainingColumn()]
+    columns = [*([] if steps is None else [bars.MofNCompleteColumn()]), *said, *known]
     with bars.Progress(*columns, console=err, transient=True, disable=quiet) as progress:
         yield partial(progress.update, progress.add_task(visible(words), total=steps))
 
@@ -191,8 +188,10 @@ def show_plan(plan: Plan) -> None:
     if len(plan.choices) > 1:
         head = ("method", "batch", "steps", "step size", "σ", "noise in the average", "score in rehearsal")
         show_table(None, head, plan.method_rows(), words=head)
-    titles = ("site", "records", "ε", "δ", "a guess is right at most", "share of the noise")
-    show_table("sites", titles, plan.site_rows(), words=["site"])
+    signals = ("signal of the rehearsed rows", "planned test loss", "a constant guess", "each site alone")
+    show_table(None, signals, plan.signal_rows(), words=signals[:1])
+    titles = ("site", "records", "ε", "δ", "a guess is right at most", "share of the noise", "gains by taking part")
+    show_table("sites", titles, plan.site_rows(), words=[titles[0], titles[-1]])
     show_lines(plan.warnings)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from privsgp import later
-from privsgp.cli_data import Changes, DataDir, Json, configured, listed, note, numbers, one_of
+from privsgp.cli_data import Changes, DataDir, Json, about, configured, listed, note, numbers, one_of
 from privsgp.errors import Refused, refuse_below_one
 from privsgp.files import finite
 from privsgp.report.terminal import err, show, stage, tell
@@ -30,7 +30,7 @@ Jobs = Annotated[int | None, typer.Option(help="Runs at a time, a thread each; d
 def add_to(app: typer.Typer) -> None:
     """Add these commands to the command line."""
     for command in (compare, reproduce, tune, observe):
-        app.command()(command)
+        app.command(**about(command.__name__))(command)
 
 
 @contextlib.contextmanager
@@ -55,7 +55,7 @@ def compare(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Compare methods at one certified budget, each at its best step size. The same command continues after Ctrl-C."""
+    """Compare methods at one certified budget, each at its best step size. It continues after Ctrl-C."""
     settings = configured(config, changes)
     from privsgp.engine.folder import Folder
     from privsgp.files import write_json
@@ -84,15 +84,15 @@ def reproduce(
     scale: Annotated[str, typer.Option(help="small (minutes on a laptop) or full (as published; GPU).")] = "small",
     mode: Annotated[str, typer.Option(help="published, certified or both")] = "both",
     seeds: Annotated[int, typer.Option(help="Runs of every curve.")] = 2,
-    folder: Annotated[Path, typer.Option("--out", help="Where figures and their runs go.")] = Path("figures"),
-    data_dir: Annotated[Path | None, typer.Option(help="Where MNIST and CIFAR-10 lie (or PRIVSGP_DATA).")] = None,
+    folder: Annotated[Path, typer.Option("--out", help="The folder of figures and runs.")] = Path("figures"),
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of MNIST and CIFAR-10; default PRIVSGP_DATA.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     jobs: Jobs = None,
-    max_steps: Annotated[int | None, typer.Option(help="Leave out curves with more steps.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Skip curves with more steps.")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, for every curve.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Make the paper's figures again and say whether its claims hold. The same command continues after Ctrl-C."""
+    """Reproduce the paper's figures, and judge its claims. It continues after Ctrl-C."""
     with later.package("torch"):
         from privsgp.research.figures import MODES, NAMES, SCALES, known, listing
 
@@ -120,15 +120,15 @@ def reproduce(
 
 
 def tune(
-    config: Annotated[Path, typer.Argument(help="run.toml: where the search starts.")],
-    public: Annotated[str, typer.Option(help="What to search on: synthetic, a data set's name, or a file.")],
+    config: Annotated[Path, typer.Argument(help="run.toml, the start of the search.")],
+    public: Annotated[str, typer.Option(help="Public data: synthetic, the name of a data set, or a file.")],
     changes: Changes = None,
     data_dir: DataDir = None,
     save: Annotated[Path, typer.Option("--out", help="The configuration that was found.")] = Path("tuned.toml"),
     trials: Annotated[int, typer.Option(help="The most combinations to try.")] = 60,
     as_json: Json = False,
 ) -> None:
-    """Search step size, clip, batch, steps, momentum and averaging on public or synthetic data alone."""
+    """Tune step size, clip, batch, steps, momentum and averaging on public or synthetic data."""
     settings = configured(config, changes)
     if not os.access(save.parent, os.W_OK) or save.is_dir():
         raise Refused(f"--out {save} cannot be written", "name a file in a folder that exists and can be written")
@@ -154,7 +154,7 @@ def observe(
     seed: Annotated[int, typer.Option(help="Seed of `random`.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Show the ε of each site towards each other site alone. It is information, never part of the guarantee."""
+    """Show the ε of each site towards each single other site. It is never part of the guarantee."""
     from privsgp import graph as graphs
     from privsgp.accounting import accountant
     from privsgp.accounting.mechanisms import SampledMean

@@ -51,7 +51,8 @@ def compare(result: Result, held_out: Path, own: Path) -> dict[str, Any]:
         raise Refused("a model with a loss of its own", "compare models of classes or numbers")
     _refuse_seen(result, held_out, own)
     (x, y), (x_test, y_test) = labelled_rows(own, card), labelled_rows(held_out, card)
-    alone = _learnt_alone(x.reshape(len(x), -1), y, x_test.reshape(len(x_test), -1), card)
+    classes = None if card["loss"] == "mse" else card["classes"]
+    alone = learnt_alone(x.reshape(len(x), -1), y, x_test.reshape(len(x_test), -1), classes)
     joint, unit = result.evaluate(held_out), unit_of(card)
     kind: measures.Kind = "mse" if card["loss"] == "mse" else "cross-entropy"
     measured = measures.Measure(kind, card["classes"], unit=unit)(torch.from_numpy(alone), torch.from_numpy(y_test))
@@ -81,21 +82,32 @@ def _answer(gain: NDArray[np.float64], own: int) -> str:
     return f"{better if mean > 0 else worse} {other}."
 
 
-def _learnt_alone(
-    x: NDArray[np.float32], y: NDArray[Any], x_test: NDArray[np.float32], card: dict[str, Any]
+def loss_alone(
+    x: NDArray[np.float32], y: NDArray[Any], x_test: NDArray[np.float32], y_test: NDArray[Any], classes: int | None
+) -> float:
+    """Return the test loss, mean square or log loss, of a model of these records without noise."""
+    found = learnt_alone(x, y, x_test, classes)
+    if classes is None:
+        return float(np.square(found[:, 0] - y_test).mean())
+    return float(-found[np.arange(len(y_test)), y_test].mean())
+
+
+def learnt_alone(
+    x: NDArray[np.float32], y: NDArray[Any], x_test: NDArray[np.float32], classes: int | None
 ) -> NDArray[np.float64]:
     """Return values, or log p of each class, by a model of these records without noise."""
     from sklearn.linear_model import LogisticRegression, Ridge
 
-    if card["loss"] == "mse":
+    if classes is None:
         values: NDArray[np.float64] = Ridge().fit(x, y).predict(x_test).reshape(len(x_test), -1).astype(np.float64)
         return values
     if len(np.unique(y)) < 2:
         raise Refused("this site's own records have one class", "nothing can be learnt from them alone")
     model = LogisticRegression(max_iter=1000).fit(x, y)
-    p = np.full((len(x_test), card["classes"]), 1e-12)
+    p = np.full((len(x_test), classes), 1e-12)
     p[:, model.classes_] = np.maximum(model.predict_proba(x_test), 1e-12)
-    return np.log(p)
+    logs: NDArray[np.float64] = np.log(p)
+    return logs
 
 
 def _refuse_seen(result: Result, held_out: Path, own: Path) -> None:

@@ -32,6 +32,7 @@ from privsgp.sites.study import FORMAT, VERSION, Study, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from torch import nn
 
@@ -286,6 +287,15 @@ def propose(
         "limits": limits.model_dump(), "relay": None if relay is None else relay.values,
     }  # fmt: skip
     return Agreement.of(values, name)
+
+
+def refuse_counted(config: Config, file: Path, dataset: Dataset) -> None:
+    """Refuse, without a seed, classes that were counted in a file's labels, its test labels too: all sites see them."""
+    if config.seed is None and dataset.counted:
+        raise Refused(
+            f"--data {file}: no data.classes, and they are not counted in a site's own labels",
+            "write the number of classes into run.toml (data.classes), or store it in the file as `classes`",
+        )
 
 
 def _shape(dataset: Dataset) -> dict[str, Any]:

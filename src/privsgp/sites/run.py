@@ -37,7 +37,7 @@ from privsgp.runs.summary import seen
 from privsgp.runs.summary import summary as summarised
 from privsgp.runs.train import save_model, versions
 from privsgp.sites import signed, status
-from privsgp.sites.agreement import Agreement
+from privsgp.sites.agreement import Agreement, refuse_counted
 from privsgp.sites.audit import Audit
 from privsgp.sites.identity import Site
 from privsgp.sites.net.causes import refuse_own_certificate
@@ -236,7 +236,7 @@ def bring(
 ) -> data.Dataset:  # fmt: skip
     """Read a site's own file, and public test data; of single values that did not fit, only this site is told.
 
-    `classes` are those of an agreement.
+    `classes` are those of an agreement. Guarantee: without a seed no class was counted in the site's labels.
     """
     d, task = config.data, models.task(config.model.loss)
     if not is_file(file.name) and not d.form.fits(file):
@@ -248,6 +248,7 @@ def bring(
         tell(line)
     count = d.classes or brought.classes or classes
     dataset = brought.dataset if task == "regression" else settle(brought.dataset, count)
+    refuse_counted(config, file, dataset)
     tested = with_test(dataset, test, d.form)
     # what the model will be tried on: test data may have a test set of their own
     if test is not None and (same_file(file, test) or is_tested_on_own(tested)):
