@@ -134,7 +134,7 @@ class Study(Options):
     @cached_property
     def values(self) -> dict[str, Any]:
         """What is signed, as the file has it."""
-        return self.model_dump(by_alias=True)
+        return self.model_dump(by_alias=True, exclude_unset=True)  # an older release had fewer keys
 
     def is_relayed(self, link: tuple[int, int]) -> bool:
         """Tell whether neither end of a link can be dialled."""
