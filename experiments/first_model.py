@@ -16,6 +16,7 @@ import json
 import random
 import tarfile
 import tempfile
+from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
@@ -168,15 +169,22 @@ def part(told: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     keys = sorted({(row["table"], -row["epsilon"]) for row in told["rows"]})
+    gaps = defaultdict[float, list[tuple[float, float]]](list)
     for name, epsilon in keys:
         rows = [row for row in told["rows"] if (row["table"], -row["epsilon"]) == (name, epsilon)]
         means = [fmean(row[key] for row in rows) for key in ("loss", "constant")]
         means += [fmean(row["pooled"]["loss"] for row in rows), fmean(fmean(row["alone"]) for row in rows)]
         means += [fmean(row["quality"] for row in rows), fmean(row["pooled"]["quality"] for row in rows)]
+        gaps[-epsilon].append((means[0] - means[2], means[5] - means[4]))
         cells = [name, f"{-epsilon:g}", *(f"{value:.3f}" for value in means)]
         cells.append(" … ".join(f"{fmean(row['planned'][end] for row in rows):.2f}" for end in (0, 1)))
         cells += [f"{sum(row['contained'] for row in rows)} of {len(rows)}", f"{fmean(r['clip'] for r in rows):.1f}"]
         lines.append(f"| {' | '.join(cells)} |")
+    loss, quality = (max(gap[i] for gap in gaps[max(gaps)]) for i in (0, 1))
+    lines += [
+        "",
+        f"At ε = {max(gaps):g} the loss is at most {loss:.3f} above pooled, AUC or R² at most {quality:.3f} below.",
+    ]
     inside, between = (sum(row[key] for row in told["rows"]) for key in ("contained", "between"))
     words = f"The planned range contains {inside} of {len(told['rows'])} results. From a weak to a very strong signal"
     warned = [sum("base rate" in " ".join(row["warnings"]) for row in told["rows"] if row["loss"] >= row["constant"])]

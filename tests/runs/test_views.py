@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 
 import pytest
@@ -43,6 +44,19 @@ def test_numbers_of_privacy_are_rounded_up():
 )
 def test_the_guarantee_in_words(spent, said):
     assert _of(epsilon_spent=spent).privacy[: len(said)] == said
+
+
+def test_the_clip_and_its_source_are_shown(tmp_path):
+    assert dict(_of(clip=2.5).facts)["clip"] == "2.5 (the configuration says so)"
+    assert dict(_of(clip=2.5, site=OWN).facts)["clip"] == "2.5 (the agreement says so)"
+    assert "clip" not in dict(_of(clip=None).facts)
+    plan = {
+        "algorithm": "privsgp", "steps": 5, "step_size": 0.1, "batch": 8.0, "why": "", "accountant": "certified",
+        "estimated_on": {"kind": "synthetic", "name": "synthetic", "words": ""}, "methods": [], "warnings": [],
+        "clip_from": "2.5 (twice the median)",
+    }  # fmt: skip
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    assert dict(views.of(SUMMARY | {"clip": 2.5}, tmp_path).facts)["clip"] == "2.5 (twice the median)"
 
 
 def test_a_site_knows_its_own_epsilon_alone():

@@ -400,6 +400,8 @@ def test_both_ends_show_a_certificate_that_has_expired(consortium, caplog):
         assert state(aachen)["sites"]["cork"]["there"]
         aachen.members._silence = 0.0
         assert state(aachen)["sites"]["cork"]["error"] == "cork does not dial this site"
+        with status.kept(aachen, Folder(c.out(0))):
+            until(lambda: "no messages to or from cork: cork does not dial this site" in caplog.text)
         c.sites[2].rotate(days=-0.1)
         cork.client.start()
         own = "the certificate of this site expired at"
@@ -521,12 +523,14 @@ def test_status_names_the_member_that_it_warns_of(three, tmp_path):
     network = wire(three.sites[0], three.agreement, folder)
     network.audit.note("outlier", "basel", "it is far away")
     network.audit.note("form", "cork", "no hello")
+    network.audit.note("not finite", "cork", "its message is no model")
     again = wire(three.sites[0], three.agreement, folder)  # after a restart it is still known
-    assert [(one["peer"], one["refused"]) for one in again.audit.warnings()] == [("basel", False)]
-    assert network.audit.counts() == {"form": 1}  # what was taken was not refused
+    assert [(one["peer"], one["refused"]) for one in again.audit.warnings()] == [("basel", False), ("cork", True)]
+    assert network.audit.counts() == {"form": 1, "not finite": 1}  # what was taken was not refused
     status._write(again, folder)
     ran = command("status", three.study, "--home", three.sites[0].home, "--out", folder.path)
     assert "WARNING: basel" in ran.out
+    assert "WARNING: cork" in ran.out
     assert "it is far away. This site took it" in unwrapped(ran.out)
 
 

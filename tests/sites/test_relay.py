@@ -47,6 +47,17 @@ def test_only_the_receiver_can_open_a_sealed_message(closed):
         assert rejected.value.kind == "seal"
 
 
+def test_the_silence_of_a_site_behind_a_relay_counts_from_the_relays_last_report(closed, monkeypatch):
+    now = 1e7
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    aachen, basel, cork = (Gossip(closed.agreement, i, 1, closed.agreement.sign(closed.sites[i])) for i in range(3))
+    assert basel.presence(2)["silent_seconds"] is None
+    aachen.learn(2, canonical(cork.hello(0)))
+    basel.learn(0, canonical(aachen.hello(1)))
+    now += 600.0
+    assert basel.presence(2)["silent_seconds"] == 600.0
+
+
 @pytest.mark.parametrize("at", [0, 5, 12, 40, -1])
 def test_a_relay_that_tampers_is_noticed(closed, at):
     _, basel, cork = seals(closed)

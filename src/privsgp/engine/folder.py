@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 
 from privsgp.engine.formats import Evaluation, Identity
 from privsgp.errors import Refused
-from privsgp.files import UNFINISHED, parsed, read_bytes, read_json, replace, write, write_json
+from privsgp.files import UNFINISHED, parsed, read_bytes, read_json, replace, write, write_json, write_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,6 +157,10 @@ class Folder:
         path = self.path / "private" / f"metrics{self.part}.jsonl"
         path.touch(0o600)
         _append(path, row)
+
+    def keep_clip(self, found: dict[str, Any]) -> None:
+        """Write how often the clip is reached, which depends on private samples."""
+        write_private(self.path / "private" / f"clip{self.part}.json", json.dumps(found).encode())
 
     def start_metrics(self, mark: dict[str, Any], *, up_to: int) -> list[dict[str, Any]]:
         """Begin the metrics, or keep those of an earlier attempt up to a step; return the rows kept."""

@@ -129,7 +129,7 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Tune step size, clip, batch, steps, momentum and averaging on public or synthetic data."""
-    settings = configured(config, changes)
+    settings = configured(config, changes, planned=True)
     if not os.access(save.parent, os.W_OK) or save.is_dir():
         raise Refused(f"--out {save} cannot be written", "name a file in a folder that exists and can be written")
     from privsgp.research.shown import show_tuned

@@ -18,7 +18,6 @@ from privsgp.planner import settle as planning
 from privsgp.planner.noise import Method, Network, NoiseNeeded
 from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
 from privsgp.runs import budgets as protection
-from privsgp.runs import problem as problems
 from privsgp.runs.config import Config, Schedule
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def tune(
     if config.auto or config.privacy.epsilon is None:
         what = f"{config.auto[0]} = 'auto'" if config.auto else "no privacy.epsilon"
         raise Refused(f"tune with {what}", "give a budget, and numbers to start the search from")
-    problem = problems.load_problem(config, data_dir)
+    problem = planning.problem_of(config, data_dir)
     rehearsal = Rehearsal(problem.model, problem.loss, planning.runs_of(config, source, problem, data_dir))
     rehearse = Rehearse(config, planning.network_of(config, problem), rehearsal)
     with stage("trials", most) as done:

@@ -16,6 +16,7 @@ from privsgp import data, models
 from privsgp.algorithms import ALGORITHMS
 from privsgp.data.loading import file_path, same_file, site_paths, with_test
 from privsgp.data.same_records import hashes_of, is_tested_on_own
+from privsgp.data.tables import is_table
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
 from privsgp.features.maps import encoded, make_encoder
@@ -133,6 +134,11 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
         )  # fmt: skip
         _refuse_other_sizes(config, [len(rows) for rows in parts], block)
     else:
+        if d.schema is not None and not is_table(d.name):
+            raise Refused(
+                f"data.schema with data.name = {d.name!r}, which is no table",
+                'name the tables, for example data.path = "{site}.csv"',
+            )
         name = str(file_path(d.name, data_dir, config.base))
         dataset = data.load(name, data_dir=data_dir, task=task, classes=d.classes, form=d.form, own=config.seed is None)
         parts = split(config, dataset)

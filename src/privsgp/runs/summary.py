@@ -90,6 +90,7 @@ def summary(
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
         "epsilon_nominal": list(p.budgets) if spec.algorithm.private and p.nominal else None,
         "delta": list(p.deltas) if private else None,
+        "clip": p.mechanisms[0].clip if private else None,
         "sigma": [m.sigma for m in p.mechanisms],
         "noise": spec.noise.name,
         "pairwise": shared_noise(spec, known.index(max(known)) if node is None else node),

@@ -127,6 +127,7 @@ class RunView:
             ("model", "; ".join(filter(None, model))),
             *metric_rows(s),
             ("sites", ", ".join(spent) if own or s.get("sites") else ""),
+            ("clip", self._clip),
             ("noise σ", span(s["sigma"])),
             ("this site's model", "\n".join(site_lines(s)) if own else ""),
             ("messages", _messages(own) if "messages" in own else ""),
@@ -135,6 +136,15 @@ class RunView:
             ("sent", f"{in_units(s['bytes_sent'])} by {'this site' if own else 'all sites'}"),
         ]
         return [(label, value) for label, value in rows if value]
+
+    @property
+    def _clip(self) -> str:
+        """The largest norm of a gradient, and where it came from."""
+        if (clip := self.summary.get("clip")) is None:
+            return ""
+        if (planned := (self.plan or {}).get("clip_from")) is not None:
+            return str(planned)
+        return f"{clip:g} (the {'agreement' if 'site' in self.summary else 'configuration'} says so)"
 
     @property
     def privacy(self) -> list[str]:
@@ -214,7 +224,9 @@ def of(summary: Mapping[str, Any], folder: Path, rows: Sequence[Mapping[str, Any
     here = [s["site"]["node"]] if "site" in s and spent else range(len(spent))
     known = [math.inf if epsilon is None else epsilon for epsilon in spent]
     sites = [Site(str(names[i]), known[i], s["delta"][i], budgets[i], releases[i]) for i in here]
-    return RunView(folder, s, rows, sites, len(spent) - len(sites))
+    return RunView(
+        folder, s, rows, sites, len(spent) - len(sites), plan=_plan(Folder(folder), simulated=s["simulation"])
+    )
 
 
 def read(path: Path) -> RunView:
@@ -233,13 +245,17 @@ def read(path: Path) -> RunView:
     ledgers = 1 if config.trust == "curator" else config.data.nodes  # one, if one site holds all records
     shown = summary | dict.fromkeys((*kept_back, *(() if simulated else _SIMULATED)))
     shown["simulation"] = simulated or any(one.simulation for one in found)
-    plan = read_json(folder.plan, Plan) if folder.plan.exists() else None
-    if plan is not None and plan["estimated_on"]["kind"] == "private" and not simulated:
-        plan = None
-    sites = [_stated(one) for one in found]
+    sites, plan = [_stated(one) for one in found], _plan(folder, simulated=simulated)
     return RunView(
         path, shown, rows, sites, ledgers - len(sites) if config.private else 0, config, folder.identity, plan
     )
+
+
+def _plan(folder: Folder, *, simulated: bool) -> dict[str, Any] | None:
+    """Return the plan of a run, unless it was made on private data."""
+    plan = read_json(folder.plan, Plan) if folder.plan.exists() else None
+    private = plan is not None and plan["estimated_on"]["kind"] == "private" and not simulated
+    return None if private else plan
 
 
 def finished(path: Path) -> Folder:

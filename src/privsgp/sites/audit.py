@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _ALL = 16  # lines of one kind of one peer that are all kept
 _LET_IN = "outlier"  # a message that was taken, and is far outside what others send
-_NAMED = ("weight", "update", _LET_IN)  # kinds that say what a member does to the model: people are told its name
+_NAMED = (
+    "weight",
+    "update",
+    "not finite",
+    _LET_IN,
+)  # kinds that say what a member does to the model: people are told its name
 
 
 class Audit:

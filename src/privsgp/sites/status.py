@@ -81,6 +81,20 @@ def _silence(network: Network, peer: int) -> Cause | None:
     return Cause(f"{card.name} does not dial this site", f"run `privsgp status` at {card.name}: it shows the cause")
 
 
+def _faults(network: Network) -> dict[str, dict[str, str]]:
+    """Return what no call of this site finds out: its own certificate is not valid, or a peer has ceased to dial it."""
+    found = {}
+    if (own := own_certificate(network.site)) is not None:
+        text = f"no site can exchange messages with this one: {own.what}. To do: {own.remedy}"
+        found[text] = {"remedy": own.remedy}
+    for peer, other in network.members.others.items():
+        if other.incarnation and network.members.is_needed(peer) and (cause := _silence(network, peer)) is not None:
+            name = network.agreement.roster[peer].name
+            text = f"no messages to or from {name}: {cause.what}. To do: {cause.remedy}"
+            found[text] = {"peer": name, "remedy": cause.remedy}
+    return found
+
+
 def _worded(cause: Cause | None) -> dict[str, str | None]:
     return {"error": None, "remedy": None} if cause is None else {"error": cause.what, "remedy": cause.remedy}
 
@@ -91,11 +105,12 @@ def kept(network: Network, folder: Folder) -> Iterator[None]:
     ended = threading.Event()
 
     def keep() -> None:
-        logged = None
+        logged: dict[str, dict[str, str]] = {}
         while not ended.wait(_EVERY):
-            if (cause := own_certificate(network.site)) is not None and cause.what != logged:
-                _LOG.warning("no site can exchange messages with this one: %s. To do: %s", *cause)
-            logged = None if cause is None else cause.what
+            found = _faults(network)
+            for text in found.keys() - logged:
+                _LOG.warning(text, extra=found[text])
+            logged = found
             _write(network, folder)
 
     _write(network, folder)

@@ -168,7 +168,8 @@ def refuse_body(frame: Frame, before: NDArray[np.float64], most: float, dtype: s
         with np.errstate(**_ANYTHING):
             brought = sums[part] - before[part]
         if not np.abs(brought).max() <= largest:  # nor is it where one is not a number
-            raise Rejected("not finite", f"a message of step {step} that can be no model", frame.evidence())
+            what = f"its message of step {step} is no model: a change in it is not finite, or above {largest:.3g}"
+            raise Rejected("not finite", what, frame.evidence())
     weight = float(brought[-1])
     if not 0 <= weight <= most * (1 + 1e-9):  # a weight may be too small to change its sum
         what = f"its message of step {step} brings the weight {weight:g}. Since the last one the link can carry"

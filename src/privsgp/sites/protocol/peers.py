@@ -234,12 +234,13 @@ class PeerTable:
         with self.changed:
             other, now, head = self.others[node], time.monotonic(), self.head(node)
             step = max(other.step, -1 if head is None else head.header.step + 1)
+            spoke = other.met if node in self._near else other.heard  # a relay speaks for the others
             is_reported, relay = other.met < other.heard >= now - self._silence, self.agreement.relay
             return {
                 "step": step,
                 "phase": self._phase_of(node, step),
                 "there": node not in self.left and now - other.met <= self._silence,
-                "silent_seconds": None if other.met == -LONG_AGO else round(now - other.met, 1),
+                "silent_seconds": None if spoke == -LONG_AGO else round(now - spoke, 1),
                 "reported_by": other.reporter if is_reported else None,
                 "relay": relay.name if relay is not None and node not in self._near else None,
                 "signed": node in self.signatures,
