@@ -27,7 +27,7 @@ import torch
 from workloads import Workload
 
 import sites
-from privsgp.randomness.pairwise import PairStreams
+from privsgp.randomness.pair_streams import PairStreams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from privsgp import graph, models
-from privsgp.accounting.pairwise import NoiseGraph, Sharing
+from privsgp.accounting.pairwise import NoiseGraph
+from privsgp.accounting.sharing import Sharing
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.clock import Times, Waiting
 from privsgp.engine.spec import Learning, Protection, RunSpec
 from privsgp.gradients.rounding import kappa
-from privsgp.randomness.independent import IndependentNoise
+from privsgp.randomness.noise import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
 
 if TYPE_CHECKING:

@@ -31,13 +31,12 @@ from what_it_buys import best_of, beyond_edge
 
 from privsgp.files import replace, write_json
 from privsgp.research.bench import Bench
-from privsgp.research.compare import with_step_size
 from privsgp.research.provenance import provenance
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from privsgp.research.bench import Several
     from privsgp.runs.config import Config
@@ -101,6 +100,16 @@ SOURCES = {
         {"as configured": (), "half the whitening": ("features.power=0.5",), "clip halved": ("privacy.clip=3.2",),
          "clip doubled": ("privacy.clip=12.8",), "not mirrored": ("features.mirror=",),
          "512 directions": ("features.components=512", "privacy.clip=4.5")},
+        chosen_at=3.0,
+    ),
+    "cifar10-synthetic": Source(
+        "CIFAR-10, 16 sites, linear on an encoder trained on made-up images only", "cifar10-synthetic.toml",
+        (100, 1.0), (600, 0.25),
+        {"local": _by_epsilon(3, 8, 22), "pairwise": _by_epsilon(10, 20, 40), "pooled": _by_epsilon(20, 40, 80),
+         "none": 80.0},
+        {"as configured": (), "half the whitening": ("features.power=0.5",), "clip halved": ("privacy.clip=8",),
+         "clip doubled": ("privacy.clip=32",),
+         "512 directions": ("features.components=512", "privacy.clip=11.3")},
         chosen_at=3.0,
     ),
     "a9a": Source(
@@ -299,7 +308,7 @@ class Tuning:
         changes += [f"engine.evaluate_every={steps}", "engine.checkpoint_every=0", *_kind(cell.kind)]
         bare = self.source.bare([change for change in changes if not change.startswith("features.")])
         bare = bare.with_algorithm(batch=share * data.samples / bare.data.nodes)
-        return with_step_size(bare, distance / steps)
+        return bare.with_algorithm(step_size=distance / steps)
 
 
 def _kind(kind: str) -> list[str]:
@@ -320,9 +329,9 @@ def bench(name: str, options: argparse.Namespace) -> Bench:
 
 
 @contextlib.contextmanager
-def _told(words: str, steps: int) -> Iterator[None]:
+def _told(words: str, steps: int) -> Iterator[Callable[[int], None]]:
     started = time.monotonic()
-    yield None
+    yield lambda _steps: None
     say(f"{words}: {steps} steps in {time.monotonic() - started:.0f} s")
 
 

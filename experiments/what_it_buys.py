@@ -29,7 +29,6 @@ from privsgp.algorithms.saga import TableOptions
 from privsgp.files import write_json
 from privsgp.research import picture
 from privsgp.research.bench import Bench
-from privsgp.research.compare import with_step_size
 from privsgp.research.provenance import provenance
 from privsgp.runs import config as configs
 
@@ -176,7 +175,9 @@ def tuned(
     tried: dict[str, dict[float, Several]] = {m: {} for m in bare}
     asked = [(m, gamma) for m in bare for gamma in grid]
     for _ in range(1 + wider):
-        runs = bench.several({key_of(bare[m], m, g): with_step_size(bare[m], g) for m, g in asked}, [0], "step sizes")
+        runs = bench.several(
+            {key_of(bare[m], m, g): bare[m].with_algorithm(step_size=g) for m, g in asked}, [0], "step sizes"
+        )
         for m, gamma in asked:
             tried[m][gamma] = runs[key_of(bare[m], m, gamma)]
         asked = [(m, beyond) for m in bare if (beyond := beyond_edge(tried[m])) is not None]
@@ -185,7 +186,7 @@ def tuned(
     best = {m: best_of(tried[m]) for m in bare}
     if seeds == 1:
         return {m: row_of(tried[m][best[m]], samples, best[m], tried[m]) for m in bare}
-    chosen = {key_of(bare[m], m, best[m]): with_step_size(bare[m], best[m]) for m in bare}
+    chosen = {key_of(bare[m], m, best[m]): bare[m].with_algorithm(step_size=best[m]) for m in bare}
     found = bench.several(chosen, range(1, 1 + seeds), "fresh seeds")
     return {m: row_of(found[key_of(bare[m], m, best[m])], samples, best[m], tried[m]) for m in bare}
 

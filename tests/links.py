@@ -1,17 +1,21 @@
-"""A robust link as plainly as it can be written: the reference of transport/link.py, transport/lossy.py and sites/."""
+"""A robust link as plainly as it can be written: the reference of transport/link.py and sites/."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+
+from privsgp.transport.protocol import Transport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
+
+    from privsgp.graph import Graph
 
     Rows = Sequence[int] | NDArray[np.int64]
 
@@ -57,3 +61,31 @@ class Incoming:
         self.arrived[links] = now
         self.newest[links] = self.newest[links].clamp(min=step)
         return news
+
+
+class Lockstep(Transport):
+    """All nodes in one process over such links, where every message arrives in its step."""
+
+    local = True
+
+    def __init__(self, graph: Graph, like: Tensor) -> None:
+        self.graph, self.pairs = graph, graph.links()
+        width = like.shape[1] + 1
+        self.message_bytes = 8 * width
+        self.sums = torch.zeros(len(self.pairs), width, dtype=torch.float64)
+        self.arrived = self.sums.clone()
+
+    def messages(self, k: int) -> int:
+        edges = self.graph.edges(k)
+        return int((edges.source != edges.target).sum())
+
+    def mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        edges, rows = self.graph.edges(k), torch.cat([x.double(), w[:, None]], 1)
+        away = edges.source != edges.target
+        source, target, share = edges.source[away], edges.target[away], edges.share[away]
+        link = [self.pairs.index(pair) for pair in zip(source.tolist(), target.tolist(), strict=True)]
+        self.sums[link] += rows[source] * torch.tensor(share)[:, None]
+        mixed = rows * torch.tensor(1 - np.bincount(source, share, self.graph.nodes))[:, None]
+        mixed.index_add_(0, torch.tensor(target), self.sums[link] - self.arrived[link])
+        self.arrived[link] = self.sums[link]
+        return mixed[:, :-1].to(x.dtype, copy=True), mixed[:, -1].clone()

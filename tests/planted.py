@@ -19,14 +19,15 @@ import numpy as np
 import torch
 
 from privsgp.algorithms import Block, Drawn, Exchange, PushSum, Release, State, Step
-from privsgp.algorithms.algorithm import clipped_mean
-from privsgp.audit import collusion
+from privsgp.algorithms.block import clipped_mean
+from privsgp.audit import attack as attacks
+from privsgp.audit.attack import Told, worst
 from privsgp.audit.audit import AuditReport, audit
-from privsgp.audit.collusion import Told, worst
 from privsgp.engine import node_randomness
 from privsgp.gradients.per_sample import PerSample
 from privsgp.gradients.tables.table import Table
-from privsgp.randomness import independent, pairwise
+from privsgp.randomness import noise as noises
+from privsgp.randomness import pairwise
 from privsgp.randomness.coins import draw_all
 from privsgp.randomness.noise import add_noise_
 from privsgp.research.gossip import DP2SGD
@@ -213,11 +214,11 @@ QUIET = (
     Bug("nothing, weight θ = 0.9 and clip C = 0.05", nullcontext, ("privsgp-vr",), CLIPPED),
 )
 BUGS = (
-    Bug("noise left out", lambda: patch.object(independent, "add_noise_", no_noise)),
-    Bug("noise at half", lambda: patch.object(independent, "add_noise_", half_noise)),
-    Bug("noise used twice", lambda: patch.object(independent, "add_noise_", same_noise)),
-    Bug("noise used again 75 steps later", lambda: patch.object(independent, "add_noise_", other_step)),
-    Bug("one noise for all nodes", lambda: patch.object(independent, "add_noise_", one_noise)),
+    Bug("noise left out", lambda: patch.object(noises, "add_noise_", no_noise)),
+    Bug("noise at half", lambda: patch.object(noises, "add_noise_", half_noise)),
+    Bug("noise used twice", lambda: patch.object(noises, "add_noise_", same_noise)),
+    Bug("noise used again 75 steps later", lambda: patch.object(noises, "add_noise_", other_step)),
+    Bug("one noise for all nodes", lambda: patch.object(noises, "add_noise_", one_noise)),
     Bug("clip left out", lambda: patch.object(PerSample, "clip_", no_clip), ("privsgp", "privsgp-vr", "privsgp-sag")),
     Bug("table mean without noise", lambda: patch.object(PushSum, "step", bare_mean), ("privsgp-vr",)),
     Bug(
@@ -244,7 +245,7 @@ SHARED_BUGS = (
     Bug("own noise left out", lambda: patch.object(pairwise._OfNodes, "add_", own_left_out), shared=True),
     Bug("pair's numbers used twice", lambda: patch.object(pairwise._OfNodes, "_fill_shared", used_twice), shared=True),
     Bug("same sign at both ends", lambda: patch.object(pairwise._OfNodes, "_share", same_sign), shared=True),
-    Bug("larger coalition", lambda: patch.object(collusion, "worst", larger_coalition), shared=True),
+    Bug("larger coalition", lambda: patch.object(attacks, "worst", larger_coalition), shared=True),
 )
 ALL = (*QUIET, *BUGS, SHARED_NOTHING, *SHARED_BUGS)
 

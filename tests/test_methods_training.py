@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import runs
-from privsgp import graph
 from privsgp.accounting import accountant, calibration
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused
@@ -82,14 +81,6 @@ def test_methods_without_noise_say_that_privacy_is_ignored(tmp_path):
     assert runs.train(runs.small(tmp_path), tmp_path / "out", "--resume", *changes)["epsilon_spent"] is None
 
 
-@pytest.mark.parametrize("name", ["local", "dp2-sgd"])
-def test_faults_need_push_sum(tmp_path, name):
-    changes = runs.changes(algorithm__name=name, graph__name="ring")
-    ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "out", "--drop", "0.1", *changes)
-    assert ran.code == 2
-    assert f"faults with algorithm.name = '{name}'" in ran.err
-
-
 def test_the_planner_refuses_what_it_cannot_rehearse(tmp_path):
     path = runs.small(tmp_path)
     for command, told in (("train", "algorithm.steps = 'auto' with"), ("plan", "a plan for")):
@@ -157,17 +148,6 @@ def test_compressed_messages_are_what_is_counted(tmp_path):
     options = runs.changes(algorithm__name="soteriafl-sgd", algorithm__kept=0.1)
     summary = runs.train(runs.small(tmp_path), tmp_path / "out", *options)
     assert summary["bytes_sent"] == 30 * 4 * 4 * (summary["dim"] // 10 + summary["dim"])
-
-
-def test_compressed_messages_are_sooner_there(tmp_path):
-    """A step takes a second, and a message of d numbers d seconds: one there, compressed, and one back."""
-    told = {"algorithm__name": "soteriafl-sgd", "clock__bandwidth": 4.0}
-    whole = build.make_clock(small(tmp_path, **told), graph.unconnected("server", 4), 4 * 100)
-    few = build.make_clock(
-        small(tmp_path, **told, algorithm__kept=0.1),
-        graph.unconnected("server", 4), 4 * 100,
-    )  # fmt: skip
-    assert (whole.at(2), few.at(2)) == (2 * (1 + 200), 2 * (1 + 110))
 
 
 def test_a_published_calibration_is_printed_with_what_it_is_worth(tmp_path):

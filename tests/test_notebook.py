@@ -18,7 +18,7 @@ import privsgp
 from privsgp import devices, errors
 from privsgp.errors import Refused
 from privsgp.models import in_any_precision
-from privsgp.report import notebook
+from privsgp.report import terminal
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(80, 10)).astype(np.float32), np.arange(80) % 2
@@ -163,7 +163,7 @@ def test_a_notebook_shows_a_bar_that_ends_at_the_last_step(tmp_path, monkeypatch
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     sys.modules["IPython.display"].display = display
     sys.modules["IPython.display"].HTML = lambda html: types.SimpleNamespace(_repr_html_=lambda: html)
-    assert notebook.in_notebook()
+    assert terminal.in_notebook()
     _train(tmp_path / "out")
     assert "step 0 of 3" in handles[0].seen[0]
     assert "step 3 of 3" in handles[0].seen[-1]

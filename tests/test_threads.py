@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from privsgp.threads import in_threads
+from privsgp.devices import in_threads
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_an_error_ends_all_and_no_other_item_begins(threads, fails):
 def test_a_forked_process_has_threads_of_its_own():
     program = """
 import os, torch
-from privsgp.threads import in_threads
+from privsgp.devices import in_threads
 torch.set_num_threads(2)
 in_threads(str, range(4))
 if (child := os.fork()) == 0:

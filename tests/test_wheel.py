@@ -19,6 +19,7 @@ from privsgp import __version__
 
 ROOT = pathlib.Path(__file__).parent.parent
 KEPT = {
+    "features/synthetic-encoder.safetensors",
     "py.typed",
     "report/page.css",
     "report/templates/page.html",

@@ -17,8 +17,9 @@ from torch.utils import data as torch_data
 from privsgp import data as data_room
 from privsgp import models
 from privsgp.data.dataset import from_arrays, pool
+from privsgp.data.fields import Fields, fields_of, looked_up
 from privsgp.data.loading import read_file, read_frame
-from privsgp.data.samples import Fields, are_fields, are_sites, field_arrays, fields_of, looked_up, pair
+from privsgp.data.samples import are_fields, are_sites, field_arrays, packed, pair
 from privsgp.data.tables import Frame, is_frame
 from privsgp.errors import Refused, called_from_python
 from privsgp.features import frozen
@@ -27,7 +28,7 @@ from privsgp.metrics import Calibration, Measure
 from privsgp.options import Options
 from privsgp.planner import settle as planning
 from privsgp.report import page
-from privsgp.report.notebook import watching
+from privsgp.report.terminal import watching
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
@@ -441,7 +442,8 @@ def _kind(x: Any, vocabulary: int | None, model: nn.Module | None) -> tuple[Fiel
 def _packed(arrays: tuple[Any, ...], fields: Fields, name: str) -> tuple[Any, ...]:
     """Lay several inputs of (x, y), and of test data, side by side."""
     return tuple(
-        fields.pack(field_arrays(part), f"{name}: x") if number % 2 == 0 else part for number, part in enumerate(arrays)
+        packed(fields, field_arrays(part), f"{name}: x") if number % 2 == 0 else part
+        for number, part in enumerate(arrays)
     )
 
 

@@ -119,13 +119,6 @@ def train(
     ledger: Annotated[
         Path | None, typer.Option(help="An earlier run on this data, or its ledger folder: both share one budget.")
     ] = None,
-    drop: Annotated[float, typer.Option(help="Simulated network: the probability that a message is lost.")] = 0.0,
-    delay: Annotated[int, typer.Option(help="Simulated network: each message arrives 0 to this many steps late.")] = 0,
-    crash: Annotated[
-        list[str] | None, typer.Option(help="NODE@STEP or NODE@STEP+STEPS: a node is down for STEPS; default 20.")
-    ] = None,
-    leave: Annotated[list[str] | None, typer.Option(help="NODE@STEP: a node leaves before that step.")] = None,
-    staleness: Annotated[int, typer.Option(help="Steps after which a receiver waits for a silent link.")] = 64,
     as_json: Json = False,
 ) -> None:
     """Train a model over a network of nodes, each with its own privacy budget."""
@@ -139,7 +132,6 @@ def train(
     cli_data.there(ledger)
     from privsgp.planner import settle as planning
     from privsgp.report import page
-    from privsgp.runs import build
     from privsgp.runs import problem as problems
     from privsgp.runs import train as training
     from privsgp.transport import rendezvous
@@ -157,13 +149,9 @@ def train(
         err.print(f"planned: {planning.described(plan)}", soft_wrap=True)
     note(*problems.notes(settings, problem, world))
     show_log()
-    faults = build.simulated_faults(
-        settings, drop=drop, delay=delay, crash=crash or [], leave=leave or [], staleness=staleness
-    )
     with bar(settings.algorithm.steps) as watch:
         result = training.run(
-            settings, problem, place, resume=resume, moved=moved, ledgers=ledger, watch=watch, plan=plan, faults=faults,
-            world=world,
+            settings, problem, place, resume=resume, moved=moved, ledgers=ledger, watch=watch, plan=plan, world=world,
         )  # fmt: skip
     if not world.rank:
         page.leave(result.folder, result.summary)

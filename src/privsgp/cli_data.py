@@ -81,7 +81,6 @@ _COMMANDS = {
         "audit": "privsgp audit run.toml",
         "calibrate": "privsgp calibrate --samples 1200 --batch 48 --steps 300 --epsilon 1",
         "account": "privsgp account --samples 1200 --batch 48 --steps 300 --sigma 0.1",
-        "observe": "privsgp observe ring --nodes 8 --samples 1200 --steps 100 --sigma 0.01",
     },
     "Between organisations": {
         "site init": "privsgp site init --name basel --address fl.basel.example:8443",

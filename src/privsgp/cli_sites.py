@@ -362,7 +362,7 @@ def relay(
     log_format: LogFormatOption = "text",
 ) -> None:
     """Relay sealed messages between closed sites, on the machine that the study names."""
-    from privsgp.engine.stops import Stopping
+    from privsgp.engine.trainer import Stopping
     from privsgp.sites.run import relay as carry
 
     del log_format  # `_logged` has set up the log

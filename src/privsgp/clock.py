@@ -52,8 +52,6 @@ class Times:
     distribution: Distribution = "constant"
     mean: float = 1.0
     spread: float = 0.0
-    latency: float = 0.0
-    bandwidth: float = math.inf  # bytes a second
     stragglers: float | tuple[int, ...] = 0.0
     slowdown: float = 1.0
     seed: int = 0
@@ -65,10 +63,6 @@ class Times:
             return self.mean * slow
         chunk, place = divmod(number, _CHUNK)
         return float(_gradients(self, node, chunk)[place]) * slow
-
-    def message(self, size: int) -> float:
-        """Return what a message of `size` bytes takes."""
-        return self.latency + size / self.bandwidth
 
     def pick(self, node: int, number: int, choices: int) -> int:
         """Return one of 0 … choices − 1, each equally often: with whom a node averages its `number`-th gradient."""

@@ -1,24 +1,36 @@
 """What a device can do, asked here once: which one a configuration means, what is worth doing there, its memory.
 
-Nobody else asks whether a tensor lies on a GPU: they ask `device_of(x)` for what they want of it. Kernels, which run on
-nothing else, are asked by `kernels.runs_on`.
+Nobody else asks whether a tensor lies on a GPU: they ask `device_of(x)` for what they want of it, and `runs_on` for
+kernels, which run on nothing else.
+
+`in_threads` is the one way in which this package uses a CPU's cores itself: work on rows, one thread each. torch shares
+out each of its own operations. NumPy, ciphers and hashes let go of Python's lock and use one core.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import importlib.util
 import os
 import sys
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from torch import Tensor
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # glibc's malloc.h
 _FEWER_BITS = ("DNNL_DEFAULT_FPMATH_MODE", "ONEDNN_DEFAULT_FPMATH_MODE")
@@ -141,3 +153,65 @@ def keep_memory() -> bool:
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, -1))
+
+
+@functools.cache
+def have_triton() -> bool:
+    """Tell whether Triton can be imported."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def runs_on(v: Tensor) -> bool:
+    """Tell whether kernels can go through v where it lies."""
+    return v.is_cuda and have_triton()
+
+
+def at_once(v: Tensor) -> bool:
+    """Tell whether `rows` can go through v, [samples, numbers] or [models, samples, numbers]."""
+    real = v.dtype in (torch.float32, torch.float64, torch.bfloat16)
+    return runs_on(v) and real and v.ndim in (2, 3) and v.stride(-1) == 1 and v.numel() > 0
+
+
+def in_threads(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Return [work(item), …], done by as many threads as torch may use; within each of them torch uses one.
+
+    Guarantee: when it returns or raises, no thread is still at work.
+    """
+    threads = torch.get_num_threads()
+    share = min(threads, len(items))  # each thread takes every share-th item: one call each, however many items
+
+    failed = threading.Event()
+
+    def some(first: int) -> list[R]:
+        torch.set_num_threads(1)  # each thread has a number of its own
+        try:
+            return [work(item) for item in items[first::share] if not failed.is_set()]
+        except BaseException:
+            failed.set()  # no other item is begun
+            raise
+
+    begun: list[Future[list[R]]] = []
+    torch.set_num_threads(1)
+    try:
+        if share < 2:
+            return [work(item) for item in items]
+        begun += [_pool(threads).submit(some, first) for first in range(share)]
+    finally:
+        wait(begun)
+        torch.set_num_threads(threads)
+    for error in filter(None, [one.exception() for one in begun]):
+        raise error
+    done: list[Any] = [None] * len(items)
+    for first, one in enumerate(begun):
+        done[first::share] = one.result()
+    return done
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Return this process's threads, which wait from one use to the next."""
+    return ThreadPoolExecutor(threads, "privsgp")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a fork has none of its parent's threads

@@ -213,12 +213,6 @@ def write_private(path: Path, text: bytes) -> None:
     replace(path, save)
 
 
-def write_all(descriptor: int, text: bytes | memoryview) -> None:
-    """Write all of a text, however little of it the system takes at a time."""
-    while text:
-        text = text[os.write(descriptor, text) :]
-
-
 def sync_names(folder: Path) -> None:
     """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)

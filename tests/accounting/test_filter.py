@@ -31,7 +31,7 @@ def test_the_whole_cap_is_worth_the_whole_budget(epsilon, log_delta):
 
 def test_a_lone_run_costs_a_little_more_than_without_the_filter():
     limit = Filter(1.0, 1e-5, 1.0)
-    noise = limit.sigma(SAGA, 575, "zero-out", 0.0)
+    noise = calibration.under(limit, 0.0, SAGA, 575, "zero-out")
     alone = calibration.sigma(SAGA, 575, 1.0, 1e-5, "zero-out")
     assert alone < noise < 1.1 * alone
 
@@ -40,7 +40,7 @@ def test_two_runs_stay_within_the_budget_counted_by_any_order():
     limit = Filter(2.0, 1e-5, 1.0)
     first = segment(SAG.with_sigma(0.1), 200)
     spent = limit.spent([first])
-    noise = limit.sigma(SAG, 300, "zero-out", spent)
+    noise = calibration.under(limit, spent, SAG, 300, "zero-out")
     assert spent + limit.cost(SAG.with_sigma(noise), 300, "zero-out") <= limit.cap
     # both are Gaussians, so the exact ε of the pair is known
     shift = math.hypot(math.sqrt(200) / (500 * 0.1), math.sqrt(300) / (500 * noise))
@@ -56,7 +56,7 @@ def test_the_order_follows_from_the_first_budget_alone():
 def test_nothing_left_is_refused_with_what_was_spent():
     limit = Filter(1.0, 1e-5, 1.0)
     with pytest.raises(Refused, match=r"has spent ε = .* of 1"):
-        limit.sigma(SAG, 10, "zero-out", limit.cap)
+        calibration.under(limit, limit.cap, SAG, 10, "zero-out")
 
 
 def test_sampled_steps_with_little_noise_leave_nothing_and_the_refusal_says_why():
@@ -67,7 +67,7 @@ def test_sampled_steps_with_little_noise_leave_nothing_and_the_refusal_says_why(
     assert limit.epsilon_of(spent) == pytest.approx(19.1, abs=0.1)
     assert accountant.epsilon(little, 3, 1e-5).epsilon == pytest.approx(0.167, abs=0.001)
     with pytest.raises(Refused, match="order 18") as refused:
-        limit.sigma(little, 10, "zero-out", spent)
+        calibration.under(limit, spent, little, 10, "zero-out")
     assert "--resume" in refused.value.remedy
 
 

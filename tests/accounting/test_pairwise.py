@@ -14,15 +14,8 @@ from hypothesis import strategies as st
 from privsgp.accounting import accountant, calibration, sampler_cost
 from privsgp.accounting.accountant import Disagreement
 from privsgp.accounting.mechanisms import Sag, Saga, SampledMean, Shared, described
-from privsgp.accounting.pairwise import (
-    NoiseGraph,
-    PairwiseCovariance,
-    Sharing,
-    _agree,
-    looked_at,
-    solve,
-    trust_curve,
-)
+from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, _agree, looked_at, trust_curve
+from privsgp.accounting.sharing import Sharing, solve
 from privsgp.errors import Refused
 
 VARIANCES = st.floats(1e-3, 1e3)

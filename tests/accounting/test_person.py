@@ -22,7 +22,8 @@ from privsgp.accounting.mechanisms import (
     Wrapper,
     described,
 )
-from privsgp.accounting.pairwise import NoiseGraph, solve
+from privsgp.accounting.pairwise import NoiseGraph
+from privsgp.accounting.sharing import solve
 from privsgp.accounting.shown import up
 from privsgp.errors import Refused
 

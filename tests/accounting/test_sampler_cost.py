@@ -79,7 +79,7 @@ def test_a_filter_counts_it_too():
     costs = [shared.cost(m, 1000, "zero-out") for m in (SMALL, ideal(SMALL))]
     assert 1 < costs[0] / costs[1] < 1 + 1e-3
     with pytest.raises(Refused, match="coordinates"):
-        shared.sigma(dataclasses.replace(SMALL, coordinates=2**50), 1000, "zero-out", 0.0)
+        calibration.under(shared, 0.0, dataclasses.replace(SMALL, coordinates=2**50), 1000, "zero-out")
 
 
 def test_a_replaced_sample_is_two_of_the_computed_runs():

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import reference
+from networkx_graphs import from_networkx
 from privsgp.algorithms import ALGORITHMS, Block, Drawn, Exchange, Randomness, State
 from privsgp.engine.drive import drive, rehearsed
 from privsgp.gradients import Layout, PerSample, stack
-from privsgp.graph import from_networkx
 from privsgp.models import per_sample
 from privsgp.randomness.coins import batches, draw
 from privsgp.randomness.noise import Keyed, add_noise_

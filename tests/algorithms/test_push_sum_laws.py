@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from small_network import Setting, cross_entropy, entries, irregular, trained
 from torch.func import functional_call
 
+from networkx_graphs import from_networkx
 from privsgp.algorithms import ALGORITHMS, PushSum
-from privsgp.graph import from_networkx, make
+from privsgp.graph import make
 from privsgp.transport.in_process import InProcess
 
 SILENT = (0.0,) * 4

@@ -55,11 +55,6 @@ def test_a_fraction_of_the_nodes_is_slow(fraction, count):
     assert len(set(slow)) > 1 or count in (0, 16)
 
 
-def test_a_message_takes_its_latency_and_its_bytes():
-    assert Times(2, latency=0.5, bandwidth=100.0).message(250) == 3.0
-    assert Times(2).message(10**9) == 0.0
-
-
 def test_every_neighbour_is_picked_equally_often():
     times = Times(2, seed=1)
     counts = np.bincount([times.pick(0, number, 3) for number in range(MANY)], minlength=3)

@@ -11,7 +11,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from privsgp.data import files
+from privsgp.data import files, published
 from privsgp.errors import Refused
 
 
@@ -25,8 +25,8 @@ IMAGES = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
 def test_idx(tmp_path):
     (tmp_path / "a").write_bytes(idx(IMAGES))
     (tmp_path / "b.gz").write_bytes(gzip.compress(idx(IMAGES)))
-    assert np.array_equal(files.read_idx(tmp_path / "a"), IMAGES)
-    assert np.array_equal(files.read_idx(tmp_path / "b.gz"), IMAGES)
+    assert np.array_equal(published.read_idx(tmp_path / "a"), IMAGES)
+    assert np.array_equal(published.read_idx(tmp_path / "b.gz"), IMAGES)
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,13 @@ def test_idx(tmp_path):
 def test_a_damaged_idx_is_refused(tmp_path, name, content, said):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(Refused, match=said):
-        files.read_idx(tmp_path / name)
+        published.read_idx(tmp_path / name)
 
 
 @pytest.mark.parametrize(
-    "read", [files.read_idx, files.read_cifar, lambda path: files.read_libsvm(path, 123)], ids=["idx", "cifar", "svm"]
+    "read",
+    [published.read_idx, published.read_cifar, lambda path: published.read_libsvm(path, 123)],
+    ids=["idx", "cifar", "svm"],
 )
 def test_a_file_that_unpacks_to_far_more_than_it_may_hold_is_refused_before_it_does(tmp_path, read):
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(b"\0\0\x08\x01\x20\0\0\0" + bytes(2**29), 1))
@@ -62,21 +64,21 @@ def test_a_file_that_unpacks_to_far_more_than_it_may_hold_is_refused_before_it_d
 
 
 def test_cifar(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "CIFAR_RECORDS", 2)
+    monkeypatch.setattr(published, "CIFAR_RECORDS", 2)
     record = bytes([7]) + bytes([1]) * 1024 + bytes([2]) * 1024 + bytes([3]) * 1024
     (tmp_path / "batch.bin").write_bytes(record + record)
-    images, labels = files.read_cifar(tmp_path / "batch.bin")
+    images, labels = published.read_cifar(tmp_path / "batch.bin")
     assert labels.tolist() == [7, 7]
     assert images.shape == (2, 3, 32, 32)
     assert images[1, :, 31, 31].tolist() == [1, 2, 3]
     (tmp_path / "batch.bin").write_bytes(record)
     with pytest.raises(Refused, match="should hold 6146 bytes, it holds 3073"):
-        files.read_cifar(tmp_path / "batch.bin")
+        published.read_cifar(tmp_path / "batch.bin")
 
 
 def test_libsvm(tmp_path):
     (tmp_path / "a").write_bytes(b"-1 3:1 1:0.5 \r\n\n+1 2:-2\n1\n")
-    x, y = files.read_libsvm(tmp_path / "a", 3)
+    x, y = published.read_libsvm(tmp_path / "a", 3)
     assert x.tolist() == [[0.5, 0, 1], [0, -2, 0], [0, 0, 0]]
     assert y.tolist() == [0, 1, 1]
 
@@ -85,7 +87,7 @@ def test_libsvm(tmp_path):
 def test_a_damaged_libsvm_line_is_refused(tmp_path, line):
     (tmp_path / "a").write_bytes(b"-1 1:1\n" + line)
     with pytest.raises(Refused, match="sample 2 is not a label"):
-        files.read_libsvm(tmp_path / "a", 3)
+        published.read_libsvm(tmp_path / "a", 3)
 
 
 def test_npz_is_never_unpickled(tmp_path):
@@ -113,9 +115,9 @@ def test_a_missing_npz_says_so(tmp_path):
 def test_find_says_where_it_looked(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b.gz").touch()
-    assert files.find("b", [tmp_path / "a", tmp_path], "") == tmp_path / "b.gz"
+    assert published.find("b", [tmp_path / "a", tmp_path], "") == tmp_path / "b.gz"
     with pytest.raises(Refused, match=r"a is missing; looked for .*/a, .*/a\.gz\n.*there"):
-        files.find("a", [tmp_path], "get it there")
+        published.find("a", [tmp_path], "get it there")
 
 
 def _crafted(path, key="x", header=None, body=b"", **info):

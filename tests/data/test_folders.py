@@ -10,7 +10,7 @@ from PIL import Image
 
 from privsgp.data.images import ImageOptions, read_images
 from privsgp.data.loading import Form, holds_records_of
-from privsgp.data.text import TextOptions, read_texts, tokens
+from privsgp.data.text import TextOptions, read_texts
 from privsgp.errors import Refused
 from privsgp.runs import config as configs
 from privsgp.runs.problem import load_problem
@@ -81,12 +81,12 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
 
 
 def test_tokens_are_hashes_of_lower_case_words_whoever_reads_them():
-    found = tokens(["The cat, the CAT", "", "cat " * 9], 100, 6)
+    found = TextOptions(vocabulary=100, length=6).encoded(["The cat, the CAT", "", "cat " * 9])
     assert found[0, 0] == found[0, 3]
     assert found[0, 1] == found[0, 4] == found[2, 5]
     assert found[1].tolist() == [0] * 6
     assert 0 < found[0, :5].min() <= found.max() < 100
-    assert tokens(["privacy"], 4096, 1).tolist() == [[3067]]  # whatever the machine
+    assert TextOptions(vocabulary=4096, length=1).encoded(["privacy"]).tolist() == [[3067]]  # whatever the machine
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "tsv"])
@@ -100,7 +100,7 @@ def test_texts_are_read_with_their_classes(tmp_path, ending):
         path.write_text(f"kind{mark}review\n" + "".join(f'{k}{mark}"{t}"\n' for t, k in rows))
     x, y = read_texts(path, TextOptions(column="review", label="kind", labels=["no", "yes"], vocabulary=50, length=5))
     assert y.tolist() == [1, 0]
-    assert (x == tokens([t for t, _ in rows], 50, 5)).all()
+    assert (x == TextOptions(vocabulary=50, length=5).encoded([t for t, _ in rows])).all()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from privsgp.data import files, load, load_sites
+from privsgp.data import load, load_sites, published
 from privsgp.data.loading import holds_records_of
 from privsgp.errors import Refused
 
@@ -55,7 +55,7 @@ def test_mnist_layouts(tmp_path, monkeypatch, zipped, place):
 
 
 def test_cifar10(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "CIFAR_RECORDS", 1)
+    monkeypatch.setattr(published, "CIFAR_RECORDS", 1)
     (tmp_path / "cifar-10-batches-bin").mkdir()
     for label, name in enumerate(["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"]):
         (tmp_path / "cifar-10-batches-bin" / f"{name}.bin").write_bytes(bytes([label]) + bytes(3072))

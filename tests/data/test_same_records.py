@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privsgp.data import from_arrays, same_records
-from privsgp.data.same_records import hashes, in_common, is_tested_on_own
+from privsgp.data.hashes import hashes
+from privsgp.data.same_records import in_common, is_tested_on_own
 
 rng = np.random.default_rng(0)
 OWN, OTHER = (rng.integers(2**63, size=100, dtype=np.uint64) for _ in range(2))

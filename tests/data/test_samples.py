@@ -9,7 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import privsgp
-from privsgp.data.samples import fields_of
+from privsgp.data.fields import fields_of
+from privsgp.data.samples import packed
 from privsgp.errors import Refused
 
 RNG = np.random.default_rng(0)
@@ -101,8 +102,8 @@ def test_several_inputs_are_given_to_the_model_as_it_was_written_for(tmp_path, b
     whole = torch.from_numpy(TOKENS), torch.from_numpy(X)
     assert result.model(*whole).shape == (40, 2)
     fields = fields_of(x, model)
-    packed = torch.from_numpy(fields.pack([TOKENS, X], "x"))
-    torch.testing.assert_close(result.model(packed), result.model(*whole))
+    rows = torch.from_numpy(packed(fields, [TOKENS, X], "x"))
+    torch.testing.assert_close(result.model(rows), result.model(*whole))
     assert fields.columns == (11,) * 5 + (0,) * 3
     assert list(model.state_dict()) == list(result.model.state_dict())
 

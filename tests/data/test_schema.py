@@ -7,6 +7,7 @@ import tomllib
 import pytest
 
 from privsgp.data import schema as schemas
+from privsgp.data.schema_text import written
 from privsgp.errors import Refused
 
 TEXT = """
@@ -38,9 +39,9 @@ def test_what_it_says_counts_and_not_how_it_is_written(tmp_path):
     other = TEXT.replace("[0, 100]", "[0, 101]")
     assert schemas.parse(tomllib.loads(turned)).digest == schema.digest
     assert schemas.parse(tomllib.loads(other)).digest != schema.digest
-    (tmp_path / "s.toml").write_text(schema.toml())
+    (tmp_path / "s.toml").write_text(written(schema))
     assert schemas.read(tmp_path / "s.toml") == schema
-    inside = tomllib.loads(schema.toml("data.schema."))["data"]["schema"]
+    inside = tomllib.loads(written(schema, "data.schema."))["data"]["schema"]
     assert schemas.parse(inside).digest == schema.digest
 
 
@@ -73,7 +74,7 @@ def test_a_list_of_many_codes_with_dots_can_be_read_again(tmp_path):
     codes = [*(f"I{i}.{i}" for i in range(200)), "\x7f", "a\tb", 'say "x"', "ä"]
     values = tomllib.loads(TEXT)
     values["columns"]["code"] = {"type": "category", "values": codes}
-    (tmp_path / "s.toml").write_text(schemas.parse(values).toml())
+    (tmp_path / "s.toml").write_text(written(schemas.parse(values)))
     assert schemas.read(tmp_path / "s.toml").columns["code"].values == codes
 
 

@@ -9,7 +9,7 @@ from torch.distributed import HashStore
 import malformed
 from privsgp import graph
 from privsgp.algorithms import State
-from privsgp.engine.stops import refuse_no_model
+from privsgp.engine.trainer import refuse_no_model
 from privsgp.errors import Diverged, Refused
 from privsgp.transport import torch_distributed as distributed
 from privsgp.transport.rendezvous import World
@@ -98,7 +98,6 @@ def test_a_weight_from_which_no_model_follows(w):
 
 
 def test_a_node_that_left_has_no_model_to_be_refused():
-    refuse_no_model(9, _left_with(0.0), range(4, 6), left=[5])
     refuse_no_model(9, _left_with(0.5), range(4, 6))
 
 

@@ -12,7 +12,7 @@ import torch
 import privsgp
 import runs
 from privsgp.algorithms import ALGORITHMS, Algorithm, Exchange, Meet, PrivSGP, Pushed, Release, State, ToServer
-from privsgp.algorithms.algorithm import clipped_mean
+from privsgp.algorithms.block import clipped_mean
 from privsgp.engine.drive import RunDriver, drive, rehearsed
 from privsgp.engine.trainer import Trainer
 from privsgp.errors import Refused
@@ -23,7 +23,7 @@ X, W = torch.arange(12.0).view(4, 3), torch.ones(4, dtype=torch.float64)
 class _World:
     """Notes what a driver does, and mixes by doubling."""
 
-    local, plain, once, message_bytes = True, True, False, 10
+    local, message_bytes = True, 10
 
     def __init__(self):
         self.done = []
@@ -154,13 +154,6 @@ def test_a_method_that_mixes_twice_a_step_is_its_plain_loop(tmp_path, tracking, 
     models = privsgp.load(tmp_path / "out").nodes
     np.testing.assert_allclose(models.numpy(), x, rtol=0, atol=1e-4)
     assert summary["test_accuracy"] > 0.85
-
-
-def test_links_that_survive_loss_carry_one_exchange_a_step(tmp_path, tracking, monkeypatch):
-    monkeypatch.setattr(Tracking, "network", "directed")
-    ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "out", *TRACKING, "--drop=0.1")
-    assert ran.code == 2
-    assert "exchanges twice in a step" in ran.err
 
 
 def test_a_step_that_is_no_generator_is_not_registered():

@@ -50,15 +50,17 @@ def test_a_folder_with_features_that_are_gone_is_read_and_its_epsilon_is_an_uppe
     assert runs.command("predict", old, tmp_path / "new.npz").code == 0
 
 
-def test_a_folder_with_a_map_or_a_partition_that_is_gone_is_read(tmp_path):
+def test_a_folder_with_values_that_are_gone_is_read(tmp_path):
     old = shutil.copytree(CANDIDATE, tmp_path / "old")
     text = (old / "config.toml").read_text().replace('name = "none"', 'name = "random-conv"\nfilters = 6', 1)
+    text = text.replace("step_size = 0.5", 'step_size = { schedule = "linear", start = 0.25, end = 0.0, hold = 0.5 }')
     assert "random-conv" in text
     (old / "config.toml").write_text(text.replace('partition = "even"', 'partition = "dirichlet"'))
     for name in ("ledger", "report"):
         ran = runs.command(name, old)
         assert ran.code == 0, ran.err
-    assert set(configs._started(old / "config.toml")[1]) >= {"features", "data.sizes"}
+    assert set(configs._started(old / "config.toml")[1]) >= {"features", "data.sizes", "algorithm.step_size"}
+    assert configs.started(old / "config.toml").step_size == 0.25
 
 
 def test_a_run_with_a_feature_that_is_gone_is_not_resumed(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from privsgp.data import text as subwords
+from privsgp.data import tokens as subwords
 from privsgp.data.text import TextOptions
 from privsgp.errors import Refused
 from privsgp.features import wordllama
@@ -46,7 +46,7 @@ def _package(tmp_path, monkeypatch):
 
 
 def test_the_pair_that_was_learnt_first_is_merged_first():
-    found = subwords.subwords(["ab a", "aab", "  b", "é", ""], 6)
+    found = TextOptions(tokens="wordllama", length=6).encoded(["ab a", "aab", "  b", "é", ""])
     assert found.tolist() == [
         [305, 303, 0, 0, 0, 0],  # ▁ + ab; ▁ + a
         [303, 304, 0, 0, 0, 0],
@@ -54,14 +54,14 @@ def test_the_pair_that_was_learnt_first_is_merged_first():
         [300, 3 + 0xC3, 3 + 0xA9, 0, 0, 0],
         [0] * 6,
     ]
-    assert subwords.subwords(["ab " * 9], 4).tolist() == [[305] * 4]
+    assert TextOptions(tokens="wordllama", length=4).encoded(["ab " * 9]).tolist() == [[305] * 4]
 
 
 def test_a_package_that_is_not_here_is_named_with_its_command(monkeypatch):
     for module in (subwords, wordllama):
         monkeypatch.setattr(module, "PACKAGE", "no_such_package")
     with pytest.raises(Refused, match=r"pip install 'privsgp\[encoders\]'"):
-        subwords.subwords(["ab"], 4)
+        TextOptions(tokens="wordllama", length=4).encoded(["ab"])
     with pytest.raises(Refused, match=r"pip install 'privsgp\[encoders\]'"):
         make_encoder("wordllama", {}, (5,))
 

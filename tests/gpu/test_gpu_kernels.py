@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import conv2d, group_norm
 
+from privsgp.devices import have_triton
 from privsgp.gradients.positions import Window, _grouped
-from privsgp.kernels import have_triton
 
 pytestmark = pytest.mark.skipif(not (torch.cuda.is_available() and have_triton()), reason="needs a GPU and Triton")
 CUDA = torch.device("cuda")

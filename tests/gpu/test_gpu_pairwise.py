@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from privsgp.accounting.mechanisms import SampledMean, Shared
-from privsgp.accounting.pairwise import NoiseGraph, solve
+from privsgp.accounting.pairwise import NoiseGraph
+from privsgp.accounting.sharing import solve
 from privsgp.randomness import pairwise
 from privsgp.randomness.noise import Keyed, Secure
-from privsgp.randomness.pairwise import PairStreams, PairwiseNoise
+from privsgp.randomness.pair_streams import PairStreams
+from privsgp.randomness.pairwise import PairwiseNoise
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -11,7 +11,8 @@ from torch import nn
 import privsgp
 from privsgp.errors import Refused
 from privsgp.gradients import stack
-from privsgp.gradients.dropout import keyed, sample_keys, uniforms, with_keys
+from privsgp.gradients.dropout import keyed, uniforms, with_keys
+from privsgp.gradients.keys import sample_keys
 from privsgp.gradients.rules.ruled import Ruled
 from privsgp.gradients.stacked import Functional
 

@@ -16,7 +16,7 @@ from privsgp.errors import Refused
 from privsgp.gradients import stack
 from privsgp.gradients.per_sample import Outer, PerSample, Plain, minus
 from privsgp.gradients.tables.table import make_table
-from privsgp.randomness import independent
+from privsgp.randomness import noise as noises
 from privsgp.runs import build, config
 from privsgp.runs import problem as problems
 from privsgp.runs.resolve import resolve
@@ -133,13 +133,13 @@ def test_where_positions_may_cancel_the_least_difference_clip_is_larger(tmp_path
 
 @pytest.mark.parametrize("name", [a.name for a in ALGORITHMS.values() if a.private])
 def test_without_a_seed_estimates_are_in_float64_until_noise_is_added(name, tmp_path, monkeypatch):
-    seen, add = [], independent.add_noise_
+    seen, add = [], noises.add_noise_
 
     def watched(g, *rest, **options):
         seen.append(g.dtype)
         add(g, *rest, **options)
 
-    monkeypatch.setattr(independent, "add_noise_", watched)
+    monkeypatch.setattr(noises, "add_noise_", watched)
     given = {"algorithm__name": name, "algorithm__steps": 3, "privacy__sigma": 0.2}
     if ALGORITHMS[name].network == "undirected":
         given["graph__name"] = "ring"

@@ -7,8 +7,9 @@ import torch
 
 from privsgp.errors import Refused
 from privsgp.files import in_units
+from privsgp.gradients.per_sample import gather
 from privsgp.gradients.tables import storage
-from privsgp.gradients.tables.storage import gather, scatter
+from privsgp.gradients.tables.storage import scatter
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import networkx as nx
 from hypothesis import strategies as st
 
-from privsgp.graph import NAMES, Graph, from_networkx, make
-from privsgp.graph.families import _rows
+from networkx_graphs import from_networkx
+from privsgp.graph import NAMES, Graph, make
+from privsgp.graph.sequences import _rows
 
 
 @st.composite

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from networks import irregular, named
 
+from networkx_graphs import from_networkx
 from privsgp.errors import Refused
-from privsgp.graph import Edges, check, from_networkx, make
+from privsgp.graph import Edges, check, make
 from privsgp.graph.assumptions import connectivity, diameter, union
 from privsgp.graph.sequences import Cyclic
 

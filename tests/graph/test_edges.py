@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from networks import irregular, named
 
-from privsgp.errors import Refused
 from privsgp.graph import Edges, make
-from privsgp.graph.sequences import uniform, weighted
+from privsgp.graph.sequences import uniform
 
 
 @given(graph=named() | irregular(), k=st.integers(0, 1000))
@@ -46,26 +45,6 @@ def test_a_pair_named_twice_is_one_receiver():
     edges = uniform(3, [0, 0, 0, 1], [1, 1, 2, 1])
     assert edges.share[edges.source == 0].tolist() == pytest.approx([1 / 3] * 3)
     assert edges.share[edges.source == 1].tolist() == [1.0]
-
-
-def test_a_node_keeps_what_it_does_not_send():
-    edges = weighted(2, [0], [1], [0.3])
-    assert dict(zip(zip(edges.source.tolist(), edges.target.tolist(), strict=True), edges.share, strict=True)) == {
-        (0, 0): 0.7,
-        (0, 1): 0.3,
-        (1, 1): 1.0,
-    }
-
-
-@pytest.mark.parametrize("share", [0.0, -0.1, math.nan])
-def test_a_share_that_is_not_positive_is_refused(share):
-    with pytest.raises(Refused, match="on the edge 1 → 0"):
-        weighted(2, [0, 1], [1, 0], [0.5, share])
-
-
-def test_a_node_that_would_keep_nothing_is_refused():
-    with pytest.raises(Refused, match="node 1 sends shares that sum to 1"):
-        weighted(3, [1, 1], [0, 2], [0.5, 0.5])
 
 
 @given(graph=named() | irregular())

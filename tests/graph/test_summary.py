@@ -5,7 +5,7 @@ import math
 import pytest
 
 from privsgp.graph import make, table
-from privsgp.graph.rows import _power_of_ten
+from privsgp.graph.assumptions import _power_of_ten
 
 
 def test_the_papers_graph():

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from privsgp.accounting import calibration
-from privsgp.accounting.pairwise import NoiseGraph, Sharing
+from privsgp.accounting.pairwise import NoiseGraph
+from privsgp.accounting.sharing import Sharing
 from privsgp.algorithms import Settings
 from privsgp.algorithms.saga import SagaOptions
 from privsgp.planner.choose import LENGTHS, Choice, best, best_batch, methods

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from networkx_graphs import from_networkx
 from privsgp import graph as graphs
 from privsgp import models
 from privsgp.accounting.mechanisms import SampledMean
-from privsgp.accounting.pairwise import NoiseGraph, Sharing, solve
+from privsgp.accounting.pairwise import NoiseGraph
+from privsgp.accounting.sharing import Sharing, solve
 from privsgp.algorithms import Block, Drawn, Exchange, PrivSGP, Randomness, Settings, State
 from privsgp.engine.drive import drive
 from privsgp.planner import stand_in
@@ -24,7 +26,7 @@ def irregular(nodes):
     """A directed ring with extra edges from every third node: push-sum weights leave 1."""
     ring = nx.cycle_graph(nodes, create_using=nx.DiGraph)
     ring.add_edges_from((i, (i + 3) % nodes) for i in range(0, nodes, 3))
-    return graphs.from_networkx([ring])
+    return from_networkx([ring])
 
 
 GRAPHS = {

@@ -119,13 +119,11 @@ def test_public_data_must_fit(tmp_path):
         planning.make(config, problems.load_problem(config))
 
 
-def test_theory_and_schedules_leave_only_the_steps_open():
+def test_theory_leaves_only_the_steps_open():
     config = parsed(steps="auto", step_size="theory")
     plan = planning.make(config, problems.load_problem(config))
     theory = plan.chosen
     assert theory.step_size == pytest.approx((4 / theory.steps) ** 0.5)
-    config = parsed(steps="auto", step_size={"schedule": "linear", "start": 0.2})
-    assert planning.make(config, problems.load_problem(config)).chosen.step_size == pytest.approx(0.1)
 
 
 def test_the_published_plan_is_corollary_1():

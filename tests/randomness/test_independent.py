@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from privsgp.accounting.mechanisms import SampledMean
-from privsgp.randomness.independent import IndependentNoise
-from privsgp.randomness.noise import Keyed, Secure, add_noise_
+from privsgp.randomness.noise import IndependentNoise, Keyed, Secure, add_noise_
 
 NODES = range(3, 6)
 SIGMA = [0.1, 0.2, 0.3]

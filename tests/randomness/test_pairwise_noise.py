@@ -5,36 +5,36 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from privsgp.accounting.mechanisms import Anchored, SampledMean, Shared
-from privsgp.accounting.pairwise import NoiseGraph, solve
+from privsgp.accounting.pairwise import NoiseGraph
+from privsgp.accounting.sharing import solve
 from privsgp.errors import Refused
-from privsgp.randomness import pairwise
+from privsgp.randomness import pairwise, snapshot
 from privsgp.randomness.noise import Keyed, Secure, Streams
-from privsgp.randomness.pairwise import PairStreams, PairwiseNoise, told
+from privsgp.randomness.pair_streams import PairStreams
+from privsgp.randomness.pairwise import PairwiseNoise
 
 NODES, HONEST, D = 6, 4, 5000
 
 
 def noise(needed=(1.0,) * NODES, weights=None) -> PairwiseNoise:
-    return PairwiseNoise(solve(needed, HONEST, 2.0, NoiseGraph(NODES), weights), HONEST, "context")
+    return PairwiseNoise(solve(needed, HONEST, 2.0, NoiseGraph(NODES), weights), HONEST)
 
 
-def of_nodes(made: PairwiseNoise, source, nodes=range(NODES), gather=None):
+def of_nodes(made: PairwiseNoise, source, nodes=range(NODES)):
     k = made.covariance.graph.partners
     mechanisms = [
         Shared(SampledMean(sigma=made.covariance.effective(HONEST)[i], clip=1.0, batch=2, samples=9), HONEST, k)
         for i in nodes
     ]
-    return made.of_nodes(nodes, mechanisms, source, gather and told(gather))
+    return made.of_nodes(nodes, mechanisms, source)
 
 
 def drawn(node_noise, nodes=range(NODES), step=0, dtype=torch.float64) -> torch.Tensor:
@@ -47,42 +47,6 @@ def own_alone(made: PairwiseNoise, source, step=0) -> torch.Tensor:
     out = torch.empty(NODES, D, dtype=torch.float64)
     source.fill_normal(out, range(NODES), step)
     return out * torch.tensor(made.covariance.own_sigma, dtype=torch.float64)[:, None]
-
-
-class Meeting:
-    """Threads that gather 32 bytes of each node, as processes do; `tamper` may change what one of them reads."""
-
-    def __init__(self, parties: int, tamper=lambda rank, said: said) -> None:
-        self.said: list[dict[int, list[str]]] = [{}, {}]
-        self.barrier, self.tamper, self.round = threading.Barrier(parties, timeout=20), tamper, [0] * parties
-
-    def of(self, rank: int):
-        def gather(own: list[str]) -> list[str]:
-            now = self.round[rank]
-            self.round[rank] += 1
-            self.said[now][rank] = own
-            self.barrier.wait()
-            return self.tamper(rank, [word for r in sorted(self.said[now]) for word in self.said[now][r]])
-
-        return gather
-
-
-def in_processes(made: PairwiseNoise, split, tamper=lambda rank, said: said):
-    """Return the node noise of each of several "processes" that exchange keys; what one raises is in its place."""
-    meeting, found = Meeting(len(split), tamper), [None] * len(split)
-
-    def start(rank: int) -> None:
-        try:
-            found[rank] = of_nodes(made, Secure(), split[rank], meeting.of(rank))
-        except Refused as refused:
-            found[rank] = refused
-
-    threads = [threading.Thread(target=start, args=(rank,)) for rank in range(len(split))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -132,40 +96,6 @@ def test_secret_noise_ends_on_the_grid_of_own_noise():
     assert torch.equal((added / grid).round() * grid, added)
 
 
-def test_processes_agree_on_pairs_that_cancel_and_are_new_each_time():
-    made, split = noise(), [range(2), range(2, 3), range(3, 6)]
-    totals = []
-    for _ in range(2):
-        found = in_processes(made, split)
-        added = torch.cat([drawn(one, nodes) for one, nodes in zip(found, split, strict=True)])
-        grid = 6 * 2.0 ** (round(np.log2(made.covariance.own_sigma[0])) - 4)
-        assert added.sum(0).std() < 1.1 * (sum(made.covariance.own)) ** 0.5 + grid
-        assert added[0].std() == pytest.approx(made.covariance.message_sigma[0], rel=0.1)
-        totals.append(added)
-    assert abs(np.corrcoef(totals[0][0], totals[1][0])[0, 1]) < 0.1
-
-
-def test_a_key_that_was_changed_on_the_way_is_noticed_by_both_ends():
-    def tamper(rank, said):
-        changed = "ab" * 32
-        return [changed if rank == 0 and place == 1 and len(set(said)) > 2 else word for place, word in enumerate(said)]
-
-    found = in_processes(noise(), [range(1), range(1, 2), range(2, 6)], tamper)
-    assert all(isinstance(one, Refused) for one in found)
-    assert "transcripts differ" in str(found[0])
-
-
-@pytest.mark.parametrize("bad", ["00" * 32, "same"])
-def test_a_public_key_that_is_none_or_anothers_is_refused(bad):
-    def tamper(_rank, said):
-        if len(set(said)) <= 1:
-            return said
-        return [said[0] if bad == "same" and place == 1 else bad if place == 1 else w for place, w in enumerate(said)]
-
-    found = in_processes(noise(), [range(1), range(1, 6)], tamper)
-    assert isinstance(found[0], Refused)
-
-
 def test_the_numbers_of_a_pair_serve_one_message():
     streams = PairStreams({7: b"k" * 32})
     out = torch.empty(1, 5, dtype=torch.float64)
@@ -197,7 +127,7 @@ def test_both_ends_make_the_same_words_and_another_counter_makes_others():
 def test_memory_that_may_be_an_old_one_gives_no_numbers(monkeypatch):
     streams = PairStreams({7: b"k" * 32})
     moved = time.time() + 100
-    monkeypatch.setattr("privsgp.randomness.pairwise.time.time", lambda: moved)
+    monkeypatch.setattr("privsgp.randomness.snapshot.time.time", lambda: moved)
     with pytest.raises(Refused, match="snapshot"):
         streams.fill_normal(torch.empty(1, 5, dtype=torch.float64), [7], 3)
 
@@ -291,44 +221,12 @@ def test_sums_of_few_pairs_are_not_drawn_at_once(monkeypatch, nodes, together):
     assert made.of_nodes(range(nodes), mechanisms, Secure()).together(D) is together
 
 
-class Between:
-    """Who keeps the meeting place: each end is shown other keys, and then whatever it wants to hear."""
-
-    def __init__(self, second) -> None:
-        self.false = {(rank, i): X25519PrivateKey.generate() for rank in range(NODES) for i in range(NODES)}
-        self.shown, self.second = set(), second
-
-    def __call__(self, rank, said):
-        if rank in self.shown:
-            return self.second(rank, said)
-        self.shown.add(rank)
-        return [
-            w if i == rank else self.false[rank, i].public_key().public_bytes_raw().hex() for i, w in enumerate(said)
-        ]
-
-
-def own_word(rank, said):
-    return [said[rank]] * NODES
-
-
-EACH_ALONE = [range(i, i + 1) for i in range(NODES)]
-
-
-def test_who_keeps_the_meeting_place_can_sit_between_and_only_the_logged_transcripts_tell(caplog):
-    """Process 0 has to be trusted (docs/trust.md)."""
-    caplog.set_level("INFO", "privsgp.randomness.pairwise")
-    found = in_processes(noise(), EACH_ALONE, Between(own_word))
-    assert not any(isinstance(one, Refused) for one in found)
-    transcripts = [record.args[0] for record in caplog.records if "transcript" in record.msg]
-    assert len(set(transcripts)) == len(transcripts) == NODES
-
-
 def test_shared_noise_of_an_old_memory_is_not_used(monkeypatch):
     """A copy of the memory between draw and message would send another message under the same noise."""
     node_noise = of_nodes(noise(), Secure())
     node_noise.begin(0, torch.zeros(NODES, D))
-    now = pairwise._clock_offset()
-    monkeypatch.setattr(pairwise, "_clock_offset", lambda: now + 3600)
+    now = snapshot.clock_offset()
+    monkeypatch.setattr(snapshot, "clock_offset", lambda: now + 3600)
     with pytest.raises(Refused, match="put back to a snapshot"):
         drawn(node_noise)
 

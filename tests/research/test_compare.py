@@ -84,13 +84,6 @@ def test_the_grid_grows_beyond_an_edge_by_its_own_ratio_up_to_a_limit(tmp_path, 
     assert len(row["tried"]) <= len(comparing.FACTORS) + comparing.WIDER
 
 
-def test_a_schedule_is_stretched_as_a_whole(tmp_path):
-    schedule = 'algorithm.step_size={schedule="cosine", start=0.4, end=0.1, hold=0.5}'
-    stretched = comparing.with_step_size(settings(tmp_path, schedule), 0.8).algorithm.step_size
-    assert (stretched.schedule, stretched.hold) == ("cosine", 0.5)
-    assert (stretched.start, stretched.end) == pytest.approx((0.8, 0.2))
-
-
 def test_every_method_gets_the_same_data_start_and_budget(tmp_path):
     config = settings(tmp_path, "algorithm.name=privsgp-vr", "algorithm.difference_clip=0.5")
     for name in ALGORITHMS:
@@ -159,4 +152,4 @@ def test_curves_have_means_and_bands():
 def test_the_papers_comparison_is_a_configuration():
     path = pathlib.Path(__file__).parents[2] / "experiments" / "methods_mnist.toml"
     config = configs.read(path)
-    assert comparing.base_step_size(config) == pytest.approx(math.sqrt(50 / 575))
+    assert config.step_size == pytest.approx(math.sqrt(50 / 575))

@@ -9,7 +9,6 @@ import pytest
 
 import runs
 from privsgp.accounting.mechanisms import SampledMean
-from privsgp.accounting.statements import statements
 from privsgp.errors import Refused
 from privsgp.research import compare
 from privsgp.runs import build
@@ -163,18 +162,3 @@ def test_in_a_comparison_those_that_can_share_noise_do():
     kinds = {name: compare.method(config, name) for name in ("privsgp", "dp-sgd", "local")}
     assert {name: one.pairwise for name, one in kinds.items()} == {"privsgp": True, "dp-sgd": False, "local": False}
     assert kinds["privsgp"].honest == 5
-
-
-@pytest.mark.parametrize("fault", ["--crash=1@5+10", "--leave=1@12", "--drop=0.3"])
-def test_who_drops_out_changes_nobodys_epsilon(tmp_path, fault):
-    """What stays uncancelled is noise of the model alone: every ledger is the undisturbed run's."""
-    config = runs.small(tmp_path, runs.SMALL.replace("sigma = 0.05", "sigma = 0.5"))
-    spent = []
-    for name, faults in (("whole", []), ("faulty", [fault])):
-        runs.train(config, tmp_path / name, *PAIRWISE, *faults)
-        spent.append([(s.epsilon, s.honest) for s in statements(tmp_path / name / "ledger")])
-    assert spent[0] == spent[1]
-    assert {honest for _, honest in spent[0]} == {3}
-    assert (tmp_path / "whole" / "model.safetensors").read_bytes() != (
-        tmp_path / "faulty" / "model.safetensors"
-    ).read_bytes()

@@ -16,7 +16,7 @@ from privsgp.runs import sections
 
 GIVEN = {
     "privacy": sections.Privacy(sigma=0.1, noise="pairwise", honest=2),
-    "algorithm": sections.Algorithm(name="privsgp", steps=3, step_size=privsgp.Schedule(schedule="linear", start=0.5)),
+    "algorithm": sections.Algorithm(name="privsgp", steps=3, step_size=0.5),
     "graph": sections.Graph(name="random", degree=2),
 }
 
@@ -40,7 +40,7 @@ def test_objects_are_what_dictionaries_are(tmp_path):
     rng = np.random.default_rng(0)
     data = [(rng.normal(size=(20, 4)).astype(np.float32), np.arange(20) % 2) for _ in range(4)]
     values = {name: sections.plain(section) for name, section in GIVEN.items()}
-    assert values["algorithm"]["step_size"] == {"schedule": "linear", "start": 0.5}
+    assert values["algorithm"]["step_size"] == 0.5
     ran = []
     for how, given in (("objects", GIVEN), ("dictionaries", values)):
         privsgp.train(nn.Linear(4, 2), data, out=tmp_path / how, classes=2, seed=1, **given)

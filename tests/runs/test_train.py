@@ -39,34 +39,13 @@ def _run(config, out, **kwargs):
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (0.3, [0.3] * 8),
-        ("theory", [math.sqrt(4 / 8)] * 8),
-        ({"schedule": "linear", "start": 0.7, "end": 0.0}, [0.7 * (7 - k) / 7 for k in range(8)]),
-        (
-            {"schedule": "cosine", "start": 1.0, "end": 0.5},
-            [0.75 + 0.25 * math.cos(math.pi * k / 7) for k in range(8)],
-        ),
+        (0.3, 0.3),
+        ("theory", math.sqrt(4 / 8)),
     ],
 )
 def test_step_sizes(given, expected):
     config = _config(algorithm__step_size=given)
-    assert [config.step_size(k) for k in range(8)] == pytest.approx(expected, abs=1e-15)
-
-
-def test_a_schedule_of_one_step_is_its_start():
-    config = _config(algorithm__steps=1, algorithm__step_size={"schedule": "cosine", "start": 0.4})
-    assert config.step_size(0) == 0.4
-
-
-def test_step_sizes_are_used(tmp_path):
-    """With an end at 0 the last step changes nothing but the mixing."""
-    models = {}
-    for name, given in {"falling": {"schedule": "linear", "start": 0.5}, "constant": 0.5}.items():
-        result = _run(_config(algorithm__step_size=given, algorithm__steps=2), tmp_path / name)
-        models[name] = result.nodes
-    once = _run(_config(algorithm__step_size=0.5, algorithm__steps=1), tmp_path / "once").nodes
-    np.testing.assert_allclose(models["falling"].mean(0), once.mean(0), rtol=1e-5, atol=1e-6)
-    assert not np.allclose(models["constant"].mean(0), once.mean(0), atol=1e-3)
+    assert config.step_size == pytest.approx(expected, abs=1e-15)
 
 
 def test_unequal_nodes_have_one_rate_and_their_own_batches():

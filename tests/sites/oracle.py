@@ -1,6 +1,6 @@
-"""The same run in one process: on the simulated network, or with every message where and when the sites' logs say.
+"""The same run in one process: every message arrives in its step, or where and when the sites' logs say.
 
-`lockstep` is the simulated bad network without faults. `replayed` plays a logged run again, whatever happened to it:
+`lockstep` is a network of such links in which every message arrives in its step. `replayed` plays a logged run again:
 the arithmetic of links is transport/link.py's, the steps are the Trainer's; nothing of privsgp/sites takes part.
 """
 
@@ -13,14 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-from links import Incoming, Outgoing
+from links import Incoming, Lockstep, Outgoing
 from privsgp import data
 from privsgp.engine.folder import Folder
 from privsgp.engine.trainer import Trainer
 from privsgp.runs.build import build_run
 from privsgp.runs.problem import assembled
 from privsgp.runs.resolve import resolve
-from privsgp.transport.lossy import Faults, LossyNetwork
 from privsgp.transport.protocol import Transport
 
 
@@ -35,7 +34,7 @@ def lockstep(c):
 
     class Simulated(Trainer):
         def _connect(self):
-            return LossyNetwork(self.spec.graph, self.state.x, Faults())
+            return Lockstep(self.spec.graph, self.state.x)
 
     folder = Folder(c.folder / "simulated")
     with folder.locked():
@@ -48,7 +47,7 @@ def lockstep(c):
 class Replayed(Transport):
     """One node of a run whose messages are known: which it sent at each step, and which it took."""
 
-    local, plain = False, False
+    local = False
 
     def __init__(self, c, node, sky):
         self.graph, self.node, self.sky = c.agreement.graph, node, sky

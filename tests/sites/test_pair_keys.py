@@ -11,11 +11,12 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 import planted
 from privsgp import data
 from privsgp.accounting.policy import Policy
-from privsgp.audit import collusion
+from privsgp.audit import attack as attacks
 from privsgp.errors import Refused
 from privsgp.randomness import pairwise
 from privsgp.randomness.noise import Keyed, Secure
-from privsgp.randomness.pairwise import Ends, PairStreams
+from privsgp.randomness.pair_streams import PairStreams
+from privsgp.randomness.pairwise import Ends
 from privsgp.sites.agreement import Agreement
 from privsgp.sites.protocol.gossip import Gossip
 from privsgp.sites.protocol.pairs import PairKeys, is_word
@@ -179,7 +180,7 @@ def test_the_noise_of_sites_is_made_by_the_code_of_one_process_and_of_torchrun(s
     g = torch.zeros(N, D, dtype=torch.float32)
     whole.add_(g, range(N), 2)
     for i, ends in enumerate(here):
-        for streams in (keys[i].streams(noise, ends), PairStreams(told[i])):
+        for streams in (keys[i].streams(ends), PairStreams(told[i])):
             row = torch.zeros(1, D, dtype=torch.float32)
             pairwise._OfNodes(noise, ends, mechanisms[i : i + 1], Keyed(1), streams).add_(row, [i], 2)
             assert torch.equal(row[0], g[i])
@@ -188,9 +189,9 @@ def test_the_noise_of_sites_is_made_by_the_code_of_one_process_and_of_torchrun(s
 def attacked(six, keys, steps=8):
     """Return what is left of σ_eff² before a coalition that knows all its secrets, and of steps' differences; and p."""
     made, covariance = noises(six, keys), spec_of(six, 0).protection.covariance
-    told = [collusion.listen(one, lambda out: out[:, None, :]) for one in made]
+    told = [attacks.listen(one, lambda out: out[:, None, :]) for one in made]
     everybody = told[0]
-    attack = collusion.Collusion(covariance, HONEST, everybody)
+    attack = attacks.Collusion(covariance, HONEST, everybody)
     left = []
     for k in range(steps):
         added = drawn(made, k)[:, None, :]

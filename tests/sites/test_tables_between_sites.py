@@ -12,6 +12,7 @@ from consortium import NAMES, Consortium, free_ports
 import runs
 from privsgp.accounting import ledger
 from privsgp.data.loading import like
+from privsgp.data.schema_text import written
 from privsgp.errors import Refused
 from privsgp.metrics import KEYS
 from privsgp.runs import config as configs
@@ -85,7 +86,7 @@ def test_a_site_joins_with_a_dialect_and_sees_the_metrics_that_train_shows(hospi
     hospitals.test = table(hospitals.folder, "test", 50, 9)
     hospitals.start()
     summaries = hospitals.end()
-    (hospitals.folder / "schema.toml").write_text(configs.parse(RUN).data.schema.toml())
+    (hospitals.folder / "schema.toml").write_text(written(configs.parse(RUN).data.schema))
     run = RUN | {
         "data": {"schema": "schema.toml", "nodes": 3, "sites": list(NAMES[:3]), "path": "{site}.csv"},
         "seed": 1,

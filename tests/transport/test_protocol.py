@@ -8,10 +8,8 @@ import pytest
 import torch
 
 import runs
-from privsgp import graph
 from privsgp.engine import trainer
 from privsgp.transport.in_process import InProcess
-from privsgp.transport.lossy import Faults, LossyNetwork
 from privsgp.transport.protocol import Transport
 
 
@@ -19,7 +17,6 @@ class _Carrier(Transport):
     """Mixes as one process does, and keeps who was asked what."""
 
     local: ClassVar[bool] = False
-    plain: ClassVar[bool] = False
     message_bytes = 1000
 
     def __init__(self, network, like):
@@ -75,14 +72,3 @@ def test_the_model_does_not_depend_on_the_kind(tmp_path, monkeypatch):
     runs.train(runs.small(tmp_path), tmp_path / "carried")
     plain, carried = (tmp_path / name / "model.safetensors" for name in ("plain", "carried"))
     assert plain.read_bytes() == carried.read_bytes()
-
-
-def test_a_bad_network_that_begins_anew_is_as_new():
-    network, x, w = graph.make("ring", 4), torch.randn(4, 2), torch.ones(4, dtype=torch.float64)
-    used, new = (LossyNetwork(network, x, Faults(drop=0.5, delay=2)) for _ in range(2))
-    for k in range(9):
-        used.mix(k, x, w)
-    used.restart(x, w)
-    for k in range(9):
-        assert all(map(torch.equal, used.mix(k, x, w), new.mix(k, x, w)))
-    assert used.report() == new.report()

@@ -1,5 +1,7 @@
 """σ from ε: the smallest noise whose certified ε does not exceed a budget.
 
+Nothing rests on this search: before anything is sent `engine.spec` refuses noise whose certified ε exceeds a budget.
+
 The certified ε falls with σ, nearly as a power of it, so a search that is linear in the logarithms needs a handful of
 certified values. The σ returned is one of those values: it is never extrapolated.
 
@@ -18,19 +20,32 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from privsgp import plugins
 from privsgp.accounting import accountant
 from privsgp.accounting.curve import Gaussian, bisect
 from privsgp.accounting.mechanisms import Mechanism, Relation, Saga, Unprotected
-from privsgp.accounting.sampler_cost import refuse_vast
+from privsgp.accounting.sampler_cost import ASIDE, MOST_SUMMED, SHARE, Cost
+from privsgp.accounting.shown import up
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from privsgp.accounting.counting import Count, Filter
 
 WITHIN = math.log(1.004)  # the σ returned exceeds the smallest one by at most this much
 
 Point = tuple[float, float]  # ln σ, and ln(certified ε / budget) there
+
+
+def needed(count: Count, mechanism: Mechanism, releases: int, epsilon: float, delta: float) -> float:
+    """Return the noise that keeps so many releases within the budget, or within what other runs have left."""
+    if count.after is not None:
+        return under(*count.after, mechanism, releases, count.relation)
+    if count.paper is not None:  # for K steps: the spare releases are not part of it
+        algorithm, steps, c2 = count.paper
+        return float(plugins.formula("published").sigma(mechanism, steps, epsilon, delta, c2, algorithm))
+    return sigma(mechanism, releases, epsilon, delta, count.relation)
 
 
 def sigma(mechanism: Mechanism, steps: int, epsilon: float, delta: float, relation: Relation = "zero-out") -> float:
@@ -69,6 +84,53 @@ def _with_sampler(
     while accountant.epsilon(mechanism.with_sigma(sigma), steps, delta, relation).epsilon > epsilon:
         sigma, more = found * (1 + more), 2 * more
     return sigma
+
+
+def under(shared: Filter, spent: float, mechanism: Mechanism, releases: int, relation: Relation) -> float:
+    """Return the least noise (to 0.1 %) with which so many more releases fit under the cap."""
+    left = shared.cap - spent
+    if left <= 0:
+        raise Refused(
+            f"the ledger has spent ε = {up(shared.epsilon_of(spent))} of {up(shared.epsilon)}, as runs that follow "
+            f"each other are counted, by Rényi divergences of order {shared.order:g}",
+            "nothing is left for a further run. One that was begun continues ({resume}), counted as "
+            "one run. Sampled steps with little noise cost most at this order (docs/proofs/saga.md, "
+            "'Proved, certified, checked')",
+            resume=True,
+        )
+
+    def fits(value: float) -> bool:
+        return shared.cost(mechanism.with_sigma(value), releases, relation) <= left
+
+    refuse_vast(mechanism.with_sigma(1.0), releases, shared.delta)
+    high = mechanism.radius / mechanism.samples
+    while not fits(high):
+        high *= 2
+    low = high / 2
+    while fits(low):
+        low, high = low / 2, low
+    while high > low * 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def refuse_vast(mechanism: Mechanism, steps: int, delta: float) -> None:
+    """Refuse a run whose sampler would leave no δ, or no finite ε, however much noise it added."""
+    if mechanism.coordinates and mechanism.seen_together > MOST_SUMMED:
+        raise Refused(
+            f"sums of {mechanism.seen_together} nodes' messages", f"take {MOST_SUMMED} at most, or trust 'per-node'"
+        )
+    cost, why = Cost.of(mechanism, steps, 0.0), ""
+    if cost.tail > delta / 4 or 3 * cost.variation > ASIDE[-1] * delta:
+        why = f"the tail of the sampler alone may cost {cost.tail_at(0.0):.2g}: take a larger δ"
+    elif cost.ratio(delta, 10.0 if mechanism.shared else 100.0) > SHARE / 2:
+        drawn = f"{mechanism.batch:g} of {mechanism.samples} samples a step"
+        why = f"with {drawn}, rounding may cost more than is set aside: take a larger batch"
+    if why:
+        what = f"{mechanism.coordinates:,} coordinates and {steps:,} releases at δ = {up(delta)}"
+        fewer = ", or share noise with fewer nodes" if mechanism.shared else ""
+        raise Refused(what, f"{why}, fewer steps, a smaller model{fewer}")
 
 
 def _search(account: Callable[[float], float], budget: float, start: float, within: float) -> float:

@@ -20,7 +20,7 @@ from binascii import b2a_base64
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, Self
 
 from privsgp.errors import Refused, mending
-from privsgp.files import sync_names, write_all
+from privsgp.files import sync_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -210,3 +210,9 @@ def _lock(path: Path, seen: Sequence[Seen]) -> int:
         os.close(descriptor)
         raise Refused(f"{path}: in use by another process", "wait for that run to end, or stop it") from None
     return descriptor
+
+
+def write_all(descriptor: int, text: bytes | memoryview) -> None:
+    """Write all of a text, however little of it the system takes at a time."""
+    while text:
+        text = text[os.write(descriptor, text) :]

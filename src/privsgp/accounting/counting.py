@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privsgp import plugins
-from privsgp.accounting import accountant, calibration, rdp
+from privsgp.accounting import accountant, rdp
 from privsgp.accounting.mechanisms import Accountant, Mechanism, Relation, described, nominal
 from privsgp.accounting.pld import added
-from privsgp.accounting.sampler_cost import SHARE, Cost, refuse_vast
+from privsgp.accounting.sampler_cost import SHARE, Cost
 from privsgp.accounting.shown import up
 from privsgp.errors import Refused
 
@@ -35,7 +34,7 @@ C2 = 0.3724  # of the published formula: repeats the paper's ResNet-18 numbers
 
 @dataclass(frozen=True)
 class Count:
-    """ε from noise and noise from ε, for one node and a run whose parameters were fixed ahead.
+    """How ε follows from noise, for one node and a run whose parameters were fixed ahead.
 
     `paper` is (algorithm, K, c₂) where the noise is the one that the algorithm's paper asks for; its true ε is still
     certified. `after` is (filter, cumulants spent) where the run was chosen with the results of others in hand.
@@ -51,16 +50,6 @@ class Count:
             return accountant.epsilon(mechanism, releases, delta, self.relation).epsilon
         shared, spent = self.after
         return shared.epsilon_of(spent + shared.cost(mechanism, releases, self.relation))
-
-    def sigma(self, mechanism: Mechanism, releases: int, epsilon: float, delta: float) -> float:
-        """Return the noise that keeps so many releases within the budget, or within what other runs have left."""
-        if self.after is not None:
-            shared, spent = self.after
-            return shared.sigma(mechanism, releases, self.relation, spent)
-        if self.paper is not None:  # for K steps: the spare releases are not part of it
-            algorithm, steps, c2 = self.paper
-            return float(plugins.formula("published").sigma(mechanism, steps, epsilon, delta, c2, algorithm))
-        return calibration.sigma(mechanism, releases, epsilon, delta, self.relation)
 
 
 def count(kind: Accountant, relation: Relation, algorithm: str, steps: int, c2: float) -> Count:
@@ -154,34 +143,6 @@ class Filter:
             return 0.0
         alpha = self.order
         return max(0.0, (cumulant - math.log(self.delta * alpha)) / (alpha - 1) + math.log1p(-1 / alpha))
-
-    def sigma(self, mechanism: Mechanism, releases: int, relation: Relation, spent: float) -> float:
-        """Return the least noise (to 0.1 %) with which so many more releases fit under the cap."""
-        left = self.cap - spent
-        if left <= 0:
-            raise Refused(
-                f"the ledger has spent ε = {up(self.epsilon_of(spent))} of {up(self.epsilon)}, as runs that follow "
-                f"each other are counted, by Rényi divergences of order {self.order:g}",
-                "nothing is left for a further run. One that was begun continues ({resume}), counted as "
-                "one run. Sampled steps with little noise cost most at this order (docs/proofs/saga.md, "
-                "'Proved, certified, checked')",
-                resume=True,
-            )
-
-        def fits(sigma: float) -> bool:
-            return self.cost(mechanism.with_sigma(sigma), releases, relation) <= left
-
-        refuse_vast(mechanism.with_sigma(1.0), releases, self.delta)
-        high = mechanism.radius / mechanism.samples
-        while not fits(high):
-            high *= 2
-        low = high / 2
-        while fits(low):
-            low, high = low / 2, low
-        while high > low * 1.001:
-            middle = math.sqrt(low * high)
-            low, high = (low, middle) if fits(middle) else (middle, high)
-        return high
 
 
 def _caps(epsilon: float, delta: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -19,26 +19,23 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy import linalg, optimize
+from scipy import linalg
 
-from privsgp.accounting import accountant
 from privsgp.accounting.accountant import Disagreement
-from privsgp.accounting.mechanisms import Shared
 from privsgp.accounting.sampler_cost import LARGEST_PAIR
 from privsgp.errors import Refused
-from privsgp.files import finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
-    from privsgp.accounting.mechanisms import Mechanism, Relation
+    from privsgp.accounting.mechanisms import Mechanism, Shared
 
     Array = npt.NDArray[np.float64]
     Pair = tuple[int, int]
 
-_DOWN = 1e-9  # by which a computed σ_eff is rounded down, relatively
+DOWN = 1e-9  # by which a computed σ_eff is rounded down, relatively
 _AGREE = 1e-10  # how far two computations of one variance may lie apart, for each unit of the matrix's condition
 _DENSE = 256  # honest nodes up to which every distinct node is checked by Cholesky; beyond, the extreme ones
 _POINTS = 12  # of a trust curve
@@ -130,7 +127,7 @@ class PairwiseCovariance:
         if not 1 <= honest <= self.graph.nodes:
             raise Refused(f"honest = {honest} of {self.graph.nodes} nodes", "oneself is one of them: take 1 to n")
         variances = _worst(self, honest)
-        return [math.sqrt(v) * (1 - _DOWN) / step for v, step in zip(variances, self.steps, strict=True)]
+        return [math.sqrt(v) * (1 - DOWN) / step for v, step in zip(variances, self.steps, strict=True)]
 
     def refuse_large_pairs(self) -> None:
         """Refuse pairs that share more noise, beside a node's own, than is counted of what their sampler costs."""
@@ -201,37 +198,6 @@ def _agree(first: float, second: float, condition: float) -> None:
         raise Disagreement(f"σ_eff² = {first!r} in closed form, and {second!r} by Cholesky")
 
 
-@dataclass(frozen=True)
-class Sharing:
-    """Nodes that are all alike and share noise: what `calibrate` and `account` ask about."""
-
-    graph: NoiseGraph
-    honest: int
-
-    def solved(self, sigma: float, ratio: float) -> PairwiseCovariance:
-        """Return the noise that is worth σ."""
-        return solve([sigma] * self.graph.nodes, self.honest, ratio, self.graph)
-
-    def counted(self, mechanism: Mechanism, covariance: PairwiseCovariance) -> Shared:
-        """Return the mechanism as it is counted with this noise."""
-        if mechanism.coordinates:
-            covariance.refuse_large_pairs()
-        sigma, least = covariance.effective(self.honest)[0], min(covariance.own_sigma)
-        return Shared(mechanism.with_sigma(sigma), self.honest, self.graph.partners, least)
-
-    def told(
-        self, covariance: PairwiseCovariance, mechanism: Shared, steps: int, delta: float, relation: Relation
-    ) -> dict[str, Any]:
-        """Return what the noise is made of, and ε by how many nodes are honest."""
-
-        def epsilon(at: Mechanism) -> float:
-            return accountant.epsilon(at, steps, delta, relation).epsilon
-
-        curve = [[h, finite(e)] for h, e in trust_curve(covariance, 0, mechanism, epsilon)]
-        said = {"trust": "honest sites", "nodes": self.graph.nodes, "honest": self.honest}
-        return said | covariance.to_json(self.honest) | {"curve": curve}
-
-
 def looked_at(nodes: int, honest: int) -> list[int]:
     """Return the numbers of honest nodes for which a trust curve gives ε: all, or of many a dozen."""
     if nodes <= _POINTS:
@@ -252,80 +218,3 @@ def trust_curve(
         return replace(shared.with_sigma(covariance.effective(h)[node]), honest=h)
 
     return [(h, epsilon(at(h))) for h in looked_at(covariance.graph.nodes, shared.honest)]
-
-
-def solve(
-    needed: Sequence[float], honest: int, ratio: float, graph: NoiseGraph, weights: Sequence[float] | None = None
-) -> PairwiseCovariance:
-    """Return pairwise noise with which each node's σ_eff is at least what it needs before n − h colluding nodes.
-
-    `ratio` is ρ: how much noise the honest part of a message carries, D + h s² = ρσ². More of it leaves less noise in
-    the average and more in each message. Where nodes need different σ_i the noise of the average is weighed against
-    that of messages as ρ weighs them among equals.
-
-    Guarantee: `effective(honest)` of what is returned is at least `needed`, node by node.
-    """
-    refuse_impossible(graph, honest, ratio)
-    if not all(0 < sigma < math.inf for sigma in needed):
-        raise Refused(f"σ = {list(needed)}", "every node needs noise, a finite σ above 0")
-    steps = [1.0] * graph.nodes if weights is None else [graph.nodes * p for p in weights]
-    needed = [float(sigma) for sigma in needed]
-    least = np.array([(step * sigma) ** 2 for step, sigma in zip(steps, needed, strict=True)])
-    own, s2 = _equal(float(least.max()), honest, ratio)
-    found = PairwiseCovariance(graph, (own,) * graph.nodes, s2, None if weights is None else tuple(weights))
-    if least.min() < least.max():
-        found = _cheapest(found, least, honest, ratio)
-    return _enough(found, needed, honest)
-
-
-def refuse_impossible(graph: NoiseGraph, honest: int, ratio: float) -> None:
-    """Refuse numbers for which no pairwise noise protects anybody."""
-    if not 2 <= honest <= graph.nodes:
-        raise Refused(
-            f"privacy.honest = {honest} of {graph.nodes} nodes",
-            f"take 2 to {graph.nodes}, oneself included; who trusts nobody else takes privacy.noise = 'independent'",
-        )
-    if not 1 < ratio < math.inf:
-        raise Refused(f"privacy.pair_ratio = {ratio:g}", "take a number above 1; 1 would be independent noise")
-
-
-def _equal(variance: float, h: int, ratio: float) -> tuple[float, float]:
-    """Return (D, s²) for nodes that need the same σ²: 1/σ² = 1/(hD) + (1 − 1/h)/(D + h s²) with D + h s² = ρσ²."""
-    own = variance * ratio / (h * ratio - h + 1)
-    return own, (ratio * variance - own) / h
-
-
-def _cheapest(start: PairwiseCovariance, least: Array, h: int, ratio: float) -> PairwiseCovariance:
-    """Return noise for unequal needs that makes mean(D) + μ s² small; for equal needs its least is at ρ.
-
-    All nodes add at least a common D; those that need more than the others then hide add more of their own.
-    """
-    kappa = (h - 1) / (h * ratio - h + 1) ** 2
-    mu = h * kappa / (1 + kappa)
-
-    def given(common: float, s2: float) -> Array:
-        F = (h - 1) * common / (common + h * s2)
-        need: Array = np.maximum(common, least - h * s2 * F / (1 + F))
-        return need
-
-    def price(logs: Array) -> float:
-        common, s2 = np.exp(logs)
-        return float(given(common, s2).mean() + mu * s2)
-
-    first = np.log([start.own[0], start.pair])
-    second = np.log(_equal(float(least.mean()), h, ratio))
-    tried = [optimize.minimize(price, x0, method="Nelder-Mead", options={"xatol": 1e-4}) for x0 in (first, second)]
-    best = min(tried, key=lambda one: float(one.fun))
-    common, s2 = np.exp(best.x)
-    cheap = PairwiseCovariance(start.graph, tuple(given(common, s2).tolist()), float(s2), start.weights)
-    return cheap if best.fun < price(first) else start
-
-
-def _enough(noise: PairwiseCovariance, needed: Sequence[float], honest: int) -> PairwiseCovariance:
-    """Multiply all variances by what the worst-off node lacks, or all have too much."""
-    for _ in range(8):
-        ratios = [need / has for need, has in zip(needed, noise.effective(honest), strict=True)]
-        if 1 - 4 * _DOWN <= max(ratios) <= 1:
-            return noise
-        noise = noise.scaled(max(ratios) ** 2 * (1 + 2 * _DOWN))
-    raise Disagreement(f"noise for σ = {list(needed)} does not settle")

@@ -15,9 +15,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from privsgp.accounting.shown import up
-from privsgp.errors import Refused
-
 if TYPE_CHECKING:
     from privsgp.accounting.mechanisms import Mechanism, Shared
 
@@ -27,7 +24,7 @@ _SUMMED = 2.0**-89  # the same, of a release, for each (|g|/σ)²: adding g roun
 _WIDEST = 2.0**-30, 2.0**-45  # a single log-ratio at most; for each |g|/σ
 _TAIL = 2.0**-64  # of a pair of coordinates
 _FARTHEST = 8.0  # σ by which neighbours may differ in one message
-_MOST = 2500  # nodes whose messages are seen as one sum
+MOST_SUMMED = 2500  # nodes whose messages are seen as one sum
 SIGMAS = 2.0**-900, 2.0**900  # between them no product with σ, and no number on a grid of σ/16, leaves float64's range
 
 LARGEST_PAIR = 8.0  # of shared noise: what a pair's is at most, in a node's own
@@ -56,7 +53,7 @@ class Cost:
         if mechanism.shared is not None:
             return cls._shared(mechanism.shared, steps)
         length = _length(mechanism)
-        if shift > _FARTHEST or nodes > _MOST or not math.isfinite(length):
+        if shift > _FARTHEST or nodes > MOST_SUMMED or not math.isfinite(length):
             return cls(math.inf, math.inf, math.inf)
         steps *= nodes * (1 if (person := mechanism.person) is None else person.sites)
         rounded = 2.0**-21 * length
@@ -99,24 +96,6 @@ class Cost:
         # e^ζ δ' + 2⁻²⁰ δ ≤ (1 − aside) δ, where δ' is the ideal δ with the tail.
         fits = zeta <= SHARE - 2.0**-19 and (not self.variation or self.tail_at(ideal + 2 * zeta) <= aside * delta)
         return ideal + 2 * zeta if fits else math.inf
-
-
-def refuse_vast(mechanism: Mechanism, steps: int, delta: float) -> None:
-    """Refuse a run whose sampler would leave no δ, or no finite ε, however much noise it added."""
-    if mechanism.coordinates and mechanism.seen_together > _MOST:
-        raise Refused(
-            f"sums of {mechanism.seen_together} nodes' messages", f"take {_MOST} at most, or trust 'per-node'"
-        )
-    cost, why = Cost.of(mechanism, steps, 0.0), ""
-    if cost.tail > delta / 4 or 3 * cost.variation > ASIDE[-1] * delta:
-        why = f"the tail of the sampler alone may cost {cost.tail_at(0.0):.2g}: take a larger δ"
-    elif cost.ratio(delta, 10.0 if mechanism.shared else 100.0) > SHARE / 2:
-        drawn = f"{mechanism.batch:g} of {mechanism.samples} samples a step"
-        why = f"with {drawn}, rounding may cost more than is set aside: take a larger batch"
-    if why:
-        what = f"{mechanism.coordinates:,} coordinates and {steps:,} releases at δ = {up(delta)}"
-        fewer = ", or share noise with fewer nodes" if mechanism.shared else ""
-        raise Refused(what, f"{why}, fewer steps, a smaller model{fewer}")
 
 
 def _length(mechanism: Mechanism) -> float:

@@ -1,24 +1,18 @@
-"""What every algorithm is: its state, its step, and beside them what one of its messages reveals and to whom.
-
-Gradient estimates that more than one algorithm takes, before noise.
-"""
+"""What every algorithm is: its state, its step, and beside them what one of its messages reveals and to whom."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
-import torch
-
-from privsgp.algorithms.block import Block, Drawn, Settings, State
 from privsgp.options import Options
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.algorithms.block import Block, Settings, State
     from privsgp.algorithms.events import Step
-    from privsgp.gradients import PerSample
 
 
 # Who talks to whom: any directed graph; one whose links go both ways, with the same shares; a server; nobody.
@@ -66,12 +60,6 @@ class Algorithm(ABC):
         """Whether noise that pairs of nodes share cancels in the sum of all nodes."""
         return cls.private and getattr(cls.step, "cancelling", False)
 
-    @staticmethod
-    def sent_bytes(settings: Settings, dim: int, number: int) -> int:
-        """Return how long a node's message of `dim` numbers is, each of `number` bytes."""
-        del settings
-        return dim * number
-
     def begin(self, z: Tensor) -> None:  # noqa: B027 - most algorithms remember nothing
         """Prepare what the algorithm remembers, at z⁰."""
 
@@ -92,48 +80,3 @@ class Algorithm(ABC):
     def close(self) -> None:
         """Let go of everything: it may refer to itself, and its table would wait for a collector that sees no sizes."""
         vars(self).clear()
-
-
-def clipped_mean(block: Block, z: Tensor, batch: list[Drawn], b: Tensor | None = None) -> Tensor:
-    """(1/b) Σ_{j∈B} clip_G(∇f_i(z_i; j)); the divisor is the constant b, never the drawn size."""
-    total = block.gradients(z, batch[0]).sum()
-    for drawn in batch[1:]:
-        total += block.gradients(z, drawn).sum()
-    return total.div_((block.b if b is None else b).to(total.dtype))
-
-
-def full_mean(block: Block, z: Tensor) -> Tensor:
-    """(1/J) Σ_j clip_G(∇f_i(z_i; j)) over all samples of each node; it never leaves as it is."""
-    from privsgp.gradients.rounding import CHUNK
-
-    samples = torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)[:, None]
-    total = torch.zeros_like(z, dtype=torch.float64)
-    for start in range(0, block.rows, CHUNK):
-        index = torch.arange(start, min(start + CHUNK, block.rows), device=z.device).expand(len(samples), -1)
-        total += block.gradients(z, Drawn(index.where(index < samples, block.rows), index < samples)).sum()
-    total.div_(block.J)
-    return total if block.exact else total.to(z.dtype)
-
-
-def difference_mean(
-    block: Block, z: Tensor, point: Tensor, batch: list[Drawn], C: float | None, alpha: float = 0.0
-) -> Tensor:
-    """(θ/b) Σ_{j∈B} [α g_j(z) + (1 − α) clip_C(g_j(z) − g_j(point))] with g_j = clip_G(∇f_i(·; j)); θ is mostly 1."""
-    total = block.zeros(z)
-    for drawn in batch:
-        g, h = block.gradients(z, drawn), block.gradients(point, drawn)
-        total.add_(_difference(g, h, drawn.mask, C), alpha=1 - alpha)
-        if alpha:
-            total.add_(g.sum(), alpha=alpha)
-    return total.div_(block.b_over_scale.to(total.dtype))
-
-
-def _difference(g: PerSample, h: PerSample, mask: Tensor, C: float | None) -> Tensor:
-    """Return Σ_j clip_C(g_j − h_j)."""
-    from privsgp.gradients.per_sample import minus
-
-    if C is None:
-        return g.sum().sub_(h.sum())
-    c = minus(g, h)
-    c.clip_(C, mask)
-    return c.sum()

@@ -2,6 +2,8 @@
 
 A process owns a block. A laptop simulation is one process with m = n; the paper's set-up is n processes with m = 1.
 Algorithms are written once, for a block, and never know which of these they run in: only the driver of a step does.
+
+Below the block are the gradient estimates that more than one algorithm takes, before noise.
 """
 
 from __future__ import annotations
@@ -198,7 +200,7 @@ class Block:
 
         `prepare` is what a table makes of gradients before they are clipped.
         """
-        from privsgp.gradients.tables.storage import gather
+        from privsgp.gradients.per_sample import gather
 
         g = self.gradient(z, gather(self.inputs, drawn.rows), gather(self.targets, drawn.rows), drawn.keys)
         if prepare is not None:
@@ -215,3 +217,48 @@ def moved(x: Tensor, g: Tensor, step_size: float) -> Tensor:
     for rows in (slice(top, top + tall) for top in range(0, len(x), tall)):
         x[rows].sub_(g[rows].to(x.dtype), alpha=step_size)
     return x
+
+
+def clipped_mean(block: Block, z: Tensor, batch: list[Drawn], b: Tensor | None = None) -> Tensor:
+    """(1/b) Σ_{j∈B} clip_G(∇f_i(z_i; j)); the divisor is the constant b, never the drawn size."""
+    total = block.gradients(z, batch[0]).sum()
+    for drawn in batch[1:]:
+        total += block.gradients(z, drawn).sum()
+    return total.div_((block.b if b is None else b).to(total.dtype))
+
+
+def full_mean(block: Block, z: Tensor) -> Tensor:
+    """(1/J) Σ_j clip_G(∇f_i(z_i; j)) over all samples of each node; it never leaves as it is."""
+    from privsgp.gradients.rounding import CHUNK
+
+    samples = torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)[:, None]
+    total = torch.zeros_like(z, dtype=torch.float64)
+    for start in range(0, block.rows, CHUNK):
+        index = torch.arange(start, min(start + CHUNK, block.rows), device=z.device).expand(len(samples), -1)
+        total += block.gradients(z, Drawn(index.where(index < samples, block.rows), index < samples)).sum()
+    total.div_(block.J)
+    return total if block.exact else total.to(z.dtype)
+
+
+def difference_mean(
+    block: Block, z: Tensor, point: Tensor, batch: list[Drawn], C: float | None, alpha: float = 0.0
+) -> Tensor:
+    """(θ/b) Σ_{j∈B} [α g_j(z) + (1 − α) clip_C(g_j(z) − g_j(point))] with g_j = clip_G(∇f_i(·; j)); θ is mostly 1."""
+    total = block.zeros(z)
+    for drawn in batch:
+        g, h = block.gradients(z, drawn), block.gradients(point, drawn)
+        total.add_(_difference(g, h, drawn.mask, C), alpha=1 - alpha)
+        if alpha:
+            total.add_(g.sum(), alpha=alpha)
+    return total.div_(block.b_over_scale.to(total.dtype))
+
+
+def _difference(g: PerSample, h: PerSample, mask: Tensor, C: float | None) -> Tensor:
+    """Return Σ_j clip_C(g_j − h_j)."""
+    from privsgp.gradients.per_sample import minus
+
+    if C is None:
+        return g.sum().sub_(h.sum())
+    c = minus(g, h)
+    c.clip_(C, mask)
+    return c.sum()

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from privsgp.accounting.mechanisms import Mechanism, SampledMean, Unprotected
-from privsgp.algorithms.algorithm import Algorithm, cancelling, clipped_mean
-from privsgp.algorithms.block import Block, Drawn, Settings, State
+from privsgp.algorithms.algorithm import Algorithm, cancelling
+from privsgp.algorithms.block import Block, Drawn, Settings, State, clipped_mean
 from privsgp.algorithms.events import Exchange, Release, Step
 
 if TYPE_CHECKING:

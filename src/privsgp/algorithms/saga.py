@@ -14,9 +14,8 @@ from pydantic import model_validator
 from privsgp.accounting.mechanisms import Mechanism, Sag, Saga
 from privsgp.algorithms.block import Block, Drawn, Settings
 from privsgp.algorithms.push_sum import PushSum
-from privsgp.devices import device_of
+from privsgp.devices import at_once, device_of
 from privsgp.errors import Refused
-from privsgp.kernels import at_once
 from privsgp.options import Options, Positive, Share, option
 
 if TYPE_CHECKING:

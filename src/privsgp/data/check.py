@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from privsgp.data import dialect as dialects
-from privsgp.data import same_records, tables
-from privsgp.data.schema import Category, Number, toml_key
+from privsgp.data import tables
+from privsgp.data.hashes import cells
+from privsgp.data.schema import Category, Number
+from privsgp.data.schema_text import toml_key
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from privsgp.data.schema import Schema
+from privsgp.data.schema import Schema
 
 _OFTEN = 0.2  # the share of a column's values from which on it is odd that they are missing, clipped or "other"
 _ROWS = 20  # in fewer rows whole numbers can all differ by chance
@@ -105,7 +107,7 @@ def _counted(table: Any, schema: Schema, counts: dict[str, tables.Count]) -> Ite
 def _named(raw: Any, schema: Schema, path: Path) -> Iterator[Problem]:  # noqa: ANN401 - Arrow's
     """Yield rows that are there twice, and columns that name rows, if several rows have the same name."""
     rows, dialect = raw.num_rows, dialects.of(path)
-    hashes = same_records.cells(raw)
+    hashes = cells(raw)
     again = rows - len(np.unique(np.sum(list(hashes.values()), axis=0, dtype=np.uint64)))
     if again and any(isinstance(column, Number) for column in schema.encoded.values()):
         yield Problem(f"{again:,} rows repeat another row", "delete them if it is the same record", again / rows)

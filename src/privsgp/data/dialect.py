@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from privsgp.data.schema import Text, doubles, refusal
+from privsgp.data.schema import Text, doubles
+from privsgp.data.schema_text import refusal
 from privsgp.errors import Refused
 from privsgp.files import read_toml
 from privsgp.options import Options, option

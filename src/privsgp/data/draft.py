@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from privsgp.data import same_records
 from privsgp.data import schema as schemas
 from privsgp.data.schema import MISSING, YesNo
+from privsgp.data.schema_text import written
 from privsgp.data.tables import as_number
 from privsgp.errors import Refused
 
@@ -69,7 +70,7 @@ def draft(table: Any, target: str, source: str) -> str:  # noqa: ANN401 - Arrow'
     if codes := sorted({code for one in found.values() for code in one.codes}):
         digests["missing"] = [*MISSING, *codes]
     values = digests | {"target": predicted, "columns": {name: one.values for name, one in found.items()}}
-    text = schemas.parse(values, source).toml(why={name: one.why for name, one in found.items()})
+    text = written(schemas.parse(values, source), why={name: one.why for name, one in found.items()})
     return _HEAD.format(source=json.dumps(source, ensure_ascii=False)) + text
 
 

@@ -7,7 +7,6 @@ Artefacts). Files are looked for in the data folder: an argument, or the environ
 from __future__ import annotations
 
 import filecmp
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,9 +15,11 @@ import numpy as np
 
 from privsgp.data import tables
 from privsgp.data.dataset import Dataset, Task, from_arrays, pool, settle, with_tests
-from privsgp.data.files import find, read_cifar, read_idx, read_libsvm, read_npz
+from privsgp.data.files import read_npz
+from privsgp.data.hashes import hashes
 from privsgp.data.images import ImageOptions, class_folders, read_bare_images, read_images
-from privsgp.data.same_records import hashes, in_common
+from privsgp.data.published import PUBLISHED, data_folder
+from privsgp.data.same_records import in_common
 from privsgp.data.tables import is_table
 from privsgp.data.text import ENDINGS as TEXTS
 from privsgp.data.text import TextOptions, read_texts
@@ -30,12 +31,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.data.dataset import Array, Targets
-    from privsgp.data.same_records import Hashes
+    from privsgp.data.hashes import Hashes
     from privsgp.data.schema import Schema
 
     Tell = Callable[[str], None]
 
-A9A_FEATURES = 123
 _KINDS = ".npz, .csv, .parquet or .feather"
 _HERE = Path()
 
@@ -71,13 +71,13 @@ def load(
     `classes` is for .npz files, where it stands above the file's own number `classes`. With `task="regression"` labels
     become real targets. `own` as for `read_file`.
     """
-    if name not in _KNOWN and (is_file(name) or form.fits(Path(name))):
+    if name not in PUBLISHED and (is_file(name) or form.fits(Path(name))):
         found = read_file(file_path(name, data_dir), task, form, own=own)
         dataset = replace(found.dataset, name=name)
         return dataset if task == "regression" else settle(dataset, classes or found.classes)
-    if name not in _KNOWN:
-        raise Refused(f"data.name = {name!r} is unknown", f"use {', '.join(_KNOWN)} or the path of a file: {_KINDS}")
-    known = _KNOWN[name]
+    if name not in PUBLISHED:
+        raise Refused(f"data.name = {name!r} is unknown", f"use {', '.join(PUBLISHED)} or the path of a file: {_KINDS}")
+    known = PUBLISHED[name]
     if classes not in (None, known.classes):
         raise Refused(f"data.classes = {classes} with data.name = {name!r}", f"leave it out: it has {known.classes}")
     x, y, x_test, y_test = known.read(data_dir)
@@ -258,78 +258,7 @@ def same_file(one: Path, other: Path) -> bool:
 
 def file_path(name: str, data_dir: Path | None, base: Path | None = None) -> Path:
     """Where a file lies: beside run.toml, as it is named, else in the data folder. A built-in name is no file."""
-    if name in _KNOWN:
+    if name in PUBLISHED:
         return Path(name)  # the data folder has a folder a9a of its own
-    folders = [folder for folder in (base, Path(), _folder(data_dir)) if folder is not None]
+    folders = [folder for folder in (base, Path(), data_folder(data_dir)) if folder is not None]
     return next((folder / name for folder in folders if (folder / name).exists()), Path(name))
-
-
-def _folder(data_dir: Path | None) -> Path | None:
-    named = data_dir or os.environ.get("PRIVSGP_DATA")
-    return Path(named) if named else None
-
-
-def _files(name: str, data_dir: Path | None, subfolder: str, files: tuple[str, ...], source: str) -> list[Path]:
-    folder = _folder(data_dir)
-    remedy = f"{source}; PRIVSGP_DATA or the command line's --data-dir names the data folder"
-    if folder is None:
-        raise Refused(f"data.name = {name!r} needs {', '.join(files)}, and no data folder is named", remedy)
-    return [find(file, [folder / subfolder, folder], remedy) for file in files]
-
-
-def _digits(_data_dir: Path | None) -> tuple[Array, ...]:
-    from sklearn.datasets import load_digits
-
-    x, y = load_digits(return_X_y=True)
-    test = np.zeros(len(y), bool)
-    for digit in range(10):  # a public split: each fifth of a class
-        test[np.flatnonzero(y == digit)[4::5]] = True
-    return x[~test], y[~test], x[test], y[test]
-
-
-def _mnist(data_dir: Path | None) -> tuple[Array, ...]:
-    files = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
-    source = "put the four original idx files of MNIST (.gz or unpacked) in its MNIST/raw/, torchvision's layout"
-    x, y, x_test, y_test = map(read_idx, _files("mnist", data_dir, "MNIST/raw", files, source))
-    return x[:, None], y, x_test[:, None], y_test
-
-
-def _cifar10(data_dir: Path | None) -> tuple[Array, ...]:
-    files = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
-    source = "unpack the official binary version of CIFAR-10 (cifar-10-binary.tar.gz, University of Toronto) there"
-    *train, test = map(read_cifar, _files("cifar10", data_dir, "cifar-10-batches-bin", files, source))
-    return np.concatenate([x for x, _ in train]), np.concatenate([y for _, y in train]), *test
-
-
-def _a9a(data_dir: Path | None) -> tuple[Array, ...]:
-    source = "get a9a and a9a.t from the LIBSVM binary classification data sets (.gz or not) into its a9a/"
-    train, test = _files("a9a", data_dir, "a9a", ("a9a", "a9a.t"), source)
-    return *read_libsvm(train, A9A_FEATURES), *read_libsvm(test, A9A_FEATURES)
-
-
-class _Published(NamedTuple):
-    """A published data set; its values go from 0 to `full`, and are brought to a public mean and deviation."""
-
-    read: Callable[[Path | None], tuple[Array, ...]]
-    classes: int
-    full: float = 1.0
-    mean: tuple[float, ...] = (0.0,)
-    deviation: tuple[float, ...] = (1.0,)
-
-    def scaled(self, x: Array) -> Array:
-        """Return inputs on the public scale."""
-        made = x.astype(np.float32)
-        made /= np.float32(self.full)
-        channels = (-1, *(1,) * (x.ndim - 2)) if x.ndim > 2 else (-1,)
-        made -= np.array(self.mean, np.float32).reshape(channels)
-        made /= np.array(self.deviation, np.float32).reshape(channels)
-        return made
-
-
-_KNOWN = {
-    "digits": _Published(_digits, 10, 16, (0.3,), (0.37,)),
-    "mnist": _Published(_mnist, 10, 255, (0.1307,), (0.3081,)),
-    "cifar10": _Published(_cifar10, 10, 255, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "a9a": _Published(_a9a, 2),
-}
-BUILT_IN = tuple(_KNOWN)  # published data sets: their test sets are public

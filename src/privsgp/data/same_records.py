@@ -9,9 +9,6 @@ with a probability of at most 1/e (Poisson), whatever c is and however frequent 
 different people do not reach one half. Small ones can by chance, and privsgp then refuses data that are public.
 The rule does not find records of which somebody changed a bit.
 
-Rows of tables have hashes by the values in their file, which no schema changes: a row's hash is the sum of the hashes
-of its values with their columns' names. So columns can be left out, in any order. The budget book knows rows by them.
-
 A schema shows everybody what it was drafted from, so it carries digests of its table, and training refuses a site whose
 own table has them. A row's own hash decides which of up to 16 parts it is in, and each part has a digest. So a row that
 is new or changed leaves the digests of most parts as they were. A digest confirms no guess about one row to anyone who
@@ -21,13 +18,12 @@ does not know all other rows of its part: about 8 or more, or 64 different ones 
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsgp.data.schema import MISSING
+from privsgp.data.hashes import cells, hashes, hashes_of, plain, summed, texts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -35,15 +31,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.data.dataset import Array, Dataset
+    from privsgp.data.hashes import Hashes
 
-    Hashes = NDArray[np.uint64]
 
-_AT_ONCE = 2**24  # bytes that are hashed together
 _KINDS = 8  # different records: if there are fewer, and some repeat, they identify nobody
 _PARTS, _PART = 16, 64  # parts at most, and different rows of a part, on average at least
 _PART_OF_DIFFERENT, _FEW = 8, 4  # the same if hardly a row repeats; rows that a part has at least to be compared
 _LEFT_OUT = 6  # columns that may name rows and are left out one by one
-_NUMBER = r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?$"
 
 
 def in_common(public: Array, owners: Sequence[Array]) -> bool:
@@ -76,30 +70,6 @@ def _counted(records: Array) -> list[set[tuple[Any, float]]]:
     return [set(zip(values.tolist(), (counts / unit).tolist(), strict=True)) for unit in units]
 
 
-def hashes(x: Array, *, tokens: bool) -> Hashes:
-    """Hash samples: images as bytes, of whatever type, and as numbers from 0 to 1 are the same; tokens stay."""
-    found, step = np.empty(len(x), np.uint64), max(1, _AT_ONCE // (4 * max(1, math.prod(x.shape[1:]))))
-    for at in range(0, len(x), step):
-        some = x[at : at + step].astype(np.float32) + np.float32(0)  # −0 is 0
-        rows = np.ascontiguousarray(some).reshape(len(some), -1)
-        if not tokens:
-            rows[_as_bytes(rows)] /= np.float32(255)
-        found[at : at + step] = [int.from_bytes(hashlib.sha256(row.data).digest()[:8], "little") for row in rows]
-    return found
-
-
-def _as_bytes(rows: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Tell which rows are bytes: whole numbers up to 255, and not of 0 and 1 alone."""
-    whole = (rows >= 0) & (rows <= 255) & (rows == np.floor(rows))
-    found: NDArray[np.bool_] = whole.all(axis=1) & (rows > 1).any(axis=1)
-    return found
-
-
-def hashes_of(dataset: Dataset) -> Hashes:
-    """Hash the samples of a data set; several inputs lie side by side as real numbers."""
-    return hashes(dataset.x, tokens=isinstance(dataset.vocabulary, int))
-
-
 def is_tested_on_own(dataset: Dataset, parts: Sequence[NDArray[np.int64]] | None = None) -> bool:
     """Tell whether a data set's test samples are those it learns from; `parts` are the rows of owners, if several."""
     if dataset.x_test is None:
@@ -122,10 +92,10 @@ def same_rows(public: Any, own: Sequence[Any]) -> bool:  # noqa: ANN401 - Arrow'
     common = [name for name in common if not naming.get(name, False)] or common
     telling = [name for name in common if name not in naming]
     for names in filter(None, (common, telling)):
-        found, *others = (_sum(table, names) for table in tables)
+        found, *others = (summed(table, names) for table in tables)
         if in_common(found, others):
             return True
-    whole = [_sum(table, common) for table in tables if common]
+    whole = [summed(table, common) for table in tables if common]
     for name in common if len(common) > 1 else ():
         found, *others = (rows - table[name] for rows, table in zip(whole, tables, strict=True))
         differ = all(len(np.unique(rows)) == len(rows) for rows in (found, *others))
@@ -136,11 +106,11 @@ def same_rows(public: Any, own: Sequence[Any]) -> bool:  # noqa: ANN401 - Arrow'
 
 def _named_as(public: Any, own: Any) -> Any:  # noqa: ANN401 - Arrow's
     """Give each column of an own table that the public one lacks the name of a public column with its values."""
-    known = {_plain(name) for name in public.column_names}, {_plain(name) for name in own.column_names}
-    free = [name for name in public.column_names if _plain(name) not in known[1]]
+    known = {plain(name) for name in public.column_names}, {plain(name) for name in own.column_names}
+    free = [name for name in public.column_names if plain(name) not in known[1]]
     names = []
     for name in own.column_names:
-        if _plain(name) not in known[0]:
+        if plain(name) not in known[0]:
             same = next((other for other in free if _same_values(public, other, own, name)), None)
             free = [other for other in free if other != same]
             names.append(same or name)
@@ -150,7 +120,7 @@ def _named_as(public: Any, own: Any) -> Any:  # noqa: ANN401 - Arrow's
 
 
 def _same_values(public: Any, one: str, own: Any, other: str) -> bool:  # noqa: ANN401 - Arrow's
-    values = [np.array(_texts(table.column(name)).to_pylist()) for table, name in ((public, one), (own, other))]
+    values = [np.array(texts(table.column(name)).to_pylist()) for table, name in ((public, one), (own, other))]
     return in_common(values[0], [values[1]])
 
 
@@ -159,12 +129,12 @@ def digests(table: Any, ignored: Collection[str]) -> list[str]:  # noqa: ANN401 
 
     One text is of all columns but those `ignored`. Others leave out a column that may only name rows, or all of them.
     """
-    found, codes, left = cells(table), _naming(table), {_plain(name) for name in ignored}
+    found, codes, left = cells(table), _naming(table), {plain(name) for name in ignored}
     used = [name for name in found if name not in left] or list(found)
     naming = [name for name in used if name in codes]
     sets = [used, [name for name in used if name not in codes]]
     sets += [[name for name in used if name != left_out] for left_out in naming[:_LEFT_OUT] if len(naming) > 1]
-    sums = [_sum(found, names) for names in sets if names]
+    sums = [summed(found, names) for names in sets if names]
     return [_digest(rows) for i, rows in enumerate(sums) if not i or len(np.unique(rows)) >= _KINDS]
 
 
@@ -179,12 +149,12 @@ def drafted_from(drafted: Sequence[str], table: Any, used: Collection[str]) -> b
 
     Looked at are the columns that are `used`, without any one of them, and with one or all of the others.
     """
-    found, wanted = cells(table), {_plain(name) for name in used}
+    found, wanted = cells(table), {plain(name) for name in used}
     names = [name for name in found if name in wanted] or list(found)
     if not names:
         return False
-    base, others = _sum(found, names), list(found.keys() - names)
-    tried = [base, _sum(found, list(found)), *(base + found[name] for name in others)]
+    base, others = summed(found, names), list(found.keys() - names)
+    tried = [base, summed(found, list(found)), *(base + found[name] for name in others)]
     tried += [base - found[name] for name in names]
     known = [one.split("-") for one in drafted]
     return any(
@@ -213,53 +183,9 @@ def _naming(table: Any) -> dict[str, bool]:  # noqa: ANN401 - Arrow's
     """
     found = {}
     for name in table.column_names:
-        values = _texts(table.column(name)).to_pylist()
+        values = texts(table.column(name)).to_pylist()
         if len(set(values)) == len(values) and not any("." in value for value in values):
             numbers = [int(ends[-1]) for value in values if (ends := re.findall(r"\d{1,18}$", value))]
             dense = len(numbers) == len(values) >= _KINDS and max(numbers) - min(numbers) < 2 * len(values)
-            found[_plain(name)] = dense
+            found[plain(name)] = dense
     return found
-
-
-def row_hashes(table: Any, inputs: Collection[str]) -> Hashes:  # noqa: ANN401 - Arrow's
-    """Return two hashes of each row [N, 2], by the values in the file: of all its columns, and of the `inputs`."""
-    found = cells(table)
-    return np.column_stack([_sum(found, list(found)), _sum(found, [_plain(name) for name in inputs])])
-
-
-def cells(table: Any) -> dict[str, Hashes]:  # noqa: ANN401 - Arrow's
-    """Return a hash of each value, by column; sums of them are hashes of rows, in whatever order columns are."""
-    found: dict[str, Hashes] = {}
-    for column in table.column_names:
-        name = _plain(column)
-        values = _texts(table.column(column)).combine_chunks().dictionary_encode()
-        known = [hashlib.sha256(f"{name}\x1f{text}".encode()).digest()[:8] for text in values.dictionary.to_pylist()]
-        hashed = np.frombuffer(b"".join(known), np.uint64)[values.indices.to_numpy(zero_copy_only=False)]
-        found[name] = found[name] + hashed if name in found else hashed
-    return found
-
-
-def _plain(name: str) -> str:
-    return name.strip().lower()
-
-
-def _sum(columns: dict[str, Hashes], names: Sequence[str]) -> Hashes:
-    total: Hashes = np.sum([columns[name] for name in names], axis=0, dtype=np.uint64)
-    return total
-
-
-def _texts(column: Any) -> Any:  # noqa: ANN401 - Arrow's
-    """Write values as any file format would: numbers as float32, other texts without blanks and capital letters."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    try:
-        texts = column.cast("large_string")
-    except pa.ArrowException:  # views of texts, lists, …
-        words = [None if value is None else str(value) for value in column.to_pylist()]
-        texts = pa.chunked_array([pa.array(words, "large_string")])
-    texts = pc.fill_null(pc.utf8_lower(pc.utf8_trim_whitespace(texts)), "")
-    gaps = pc.is_in(texts, pa.array([word.lower() for word in MISSING], "large_string"))
-    numbers = pc.if_else(pc.match_substring_regex(texts, _NUMBER), texts, None).cast("float32")
-    numbers = pc.add(numbers, pa.scalar(0, "float32"))  # −0 is 0
-    return pc.if_else(gaps, "", pc.coalesce(numbers.cast("large_string"), texts))

@@ -18,7 +18,9 @@ import numpy as np
 from privsgp.data import dialect as dialects
 from privsgp.data import same_records
 from privsgp.data.files import refuse_vast
-from privsgp.data.schema import OTHER, Category, Number, doubles, toml_key, toml_value
+from privsgp.data.hashes import row_hashes
+from privsgp.data.schema import OTHER, Category, Number, doubles
+from privsgp.data.schema_text import column_line, toml_key, toml_value
 from privsgp.errors import Refused
 from privsgp.files import opened
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.data.dialect import Dialect
-    from privsgp.data.same_records import Hashes
+    from privsgp.data.hashes import Hashes
     from privsgp.data.schema import Scaled, Schema
 
     Flags = NDArray[np.bool_]
@@ -78,7 +80,7 @@ class Table(NamedTuple):
     x: NDArray[np.float32]
     y: NDArray[np.int64] | NDArray[np.float32] | None
     counts: dict[str, Count]
-    rows: Hashes | None = None  # hashes of the rows as they are in the file (`same_records.row_hashes`)
+    rows: Hashes | None = None  # hashes of the rows as they are in the file (`hashes.row_hashes`)
 
     @property
     def told(self) -> list[str]:
@@ -101,7 +103,7 @@ def read(path: Path, schema: Schema, *, labelled: bool = True, own: bool = False
     if found.rows is None or raw is table:
         return found
     # The book recognises rows by the file as it is: another dialect makes no new records.
-    found.rows[:, 0] = same_records.row_hashes(raw, raw.column_names)[:, 0]
+    found.rows[:, 0] = row_hashes(raw, raw.column_names)[:, 0]
     return found
 
 
@@ -271,7 +273,7 @@ def encode(
     y = None
     if labelled:
         y, counts[schema.target.column] = encode_target(table, schema, where)
-    rows = same_records.row_hashes(table, schema.encoded) if labelled else None
+    rows = row_hashes(table, schema.encoded) if labelled else None
     return Table(np.concatenate(blocks, 1), y, counts, rows)
 
 
@@ -412,7 +414,7 @@ def encode_column(table: Any, schema: Schema, where: str, name: str) -> tuple[ND
         features = np.where(yes, 1.0, -1.0)[:, None]
     if missing.any() and column.missing is None:
         middle = column.affine[0] if isinstance(column, Number) else OTHER if isinstance(column, Category) else False
-        remedy = f"leave the row out, or agree in the schema on: {schema.line(name, missing=middle)}"
+        remedy = f"leave the row out, or agree in the schema on: {column_line(schema, name, missing=middle)}"
         raise values.wrong(missing, "is a missing value", remedy)
     marked = [features] if column.missing is None else [features, missing[:, None]]
     counts = {"missing": int(missing.sum()), "clipped": clipped, "other": other}

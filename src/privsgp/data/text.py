@@ -1,28 +1,19 @@
-"""Texts as tokens, by a public rule: lower-case words, each a hash of itself within a vocabulary of a fixed size.
-
-Nothing is learnt from anybody's texts: no word list, no counts. Two words may share a token; a larger vocabulary makes
-that rarer. Token 0 fills short texts up.
-
-Or tokens of the `wordllama` package: byte-pair encoding with its 32,000 tokens, written out here. The tokenizer's file
-lies inside the PyPI package (MIT). privsgp reads it only if its SHA-256 is the one below, and runs no code of it.
-"""
+"""Texts and their classes from files. A text becomes tokens by itself (`tokens.py`); token 0 fills short texts up."""
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
-import re
-from functools import lru_cache
-from itertools import pairwise
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
+from privsgp.data.tokens import VOCABULARY, hashed, subwords
 from privsgp.errors import Refused
-from privsgp.files import packaged, read_bytes
+from privsgp.files import read_bytes
 from privsgp.options import Count, Options, option
 
 if TYPE_CHECKING:
@@ -32,16 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ENDINGS = (".jsonl", ".csv", ".tsv")
-_WORD = re.compile(r"\w+|[^\w\s]")
 _LONGEST = 2**31  # bytes of a file
-VOCABULARY = 32_000
-PACKAGE, EXTRA = "wordllama", "pip install 'privsgp[encoders]', or wordllama==0.4.0.post1 alone"
-_TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"
-_SHA256 = "93248f2a9ec36c7b35f700a033d5f36228aae48db61aee31007fa49062cdeb68"
-_SPACE = "▁"
-_SPACED = re.compile(f"{_SPACE}+[^{_SPACE}]*")
-_MERGED = 256  # characters of a word: merging takes a time that grows with their square
-Tables = tuple[dict[str, int], dict[tuple[str, str], int]]  # tokens' numbers; the ranks of merges
 
 
 class TextOptions(Options):
@@ -69,25 +51,13 @@ class TextOptions(Options):
         return self.vocabulary if self.tokens == "hashed" else VOCABULARY
 
     def encoded(self, texts: Sequence[str]) -> NDArray[np.int64]:
-        """Return texts as tokens."""
-        if self.tokens == "hashed":
-            return tokens(texts, self.vocabulary, self.length)
-        return subwords(texts, self.length)
-
-
-def tokens(texts: Sequence[str], vocabulary: int, length: int) -> NDArray[np.int64]:
-    """Return the first `length` words of each text as tokens, [N, length]."""
-    out = np.zeros((len(texts), length), np.int64)
-    for row, text in enumerate(texts):
-        words = [match.group() for match, _ in zip(_WORD.finditer(text.lower()), range(length), strict=False)]
-        out[row, : len(words)] = [_token(word, vocabulary) for word in words]
-    return out
-
-
-@lru_cache(maxsize=2**16)
-def _token(word: str, vocabulary: int) -> int:
-    digest = hashlib.blake2b(word.encode(errors="replace"), digest_size=8).digest()
-    return 1 + int.from_bytes(digest, "little") % (vocabulary - 1)
+        """Return the first `length` tokens of each text, [N, length]; 0 fills short ones up."""
+        out = np.zeros((len(texts), self.length), np.int64)
+        for row, text in enumerate(texts):
+            found = hashed(text, self.vocabulary) if self.tokens == "hashed" else subwords(text)
+            some = list(islice(found, self.length))
+            out[row, : len(some)] = some
+        return out
 
 
 def read_texts(
@@ -139,48 +109,3 @@ def _class(where: str, value: Any, labels: list[str] | None) -> float | int:  # 
         none_of = "no number" if labels is None else f"none of the public classes {', '.join(labels)}"
         remedy = "name the classes in data.text.labels at all sites, or leave the line out"
         raise Refused(f"{where}: the class {value!r} is {none_of}", remedy) from None
-
-
-def subwords(texts: Sequence[str], length: int) -> NDArray[np.int64]:
-    """Return the first `length` tokens of each text, [N, length]; 0 fills short ones up."""
-    out = np.zeros((len(texts), length), np.int64)
-    for row, text in enumerate(texts):
-        found: list[int] = []
-        for word in _words(text):
-            found += _encoded(word)
-            if len(found) >= length:
-                break
-        out[row, : len(found[:length])] = found[:length]
-    return out
-
-
-def _words(text: str) -> list[str]:
-    """Cut a text before its spaces: no token holds a space but at its beginning. A vast word is cut too."""
-    marked = f" {text}".replace(" ", _SPACE) if text else ""
-    return [word[i : i + _MERGED] for word in _SPACED.findall(marked) for i in range(0, len(word), _MERGED)]
-
-
-@lru_cache(maxsize=2**16)
-def _encoded(word: str) -> tuple[int, ...]:
-    """Merge the pair that was learnt first, again and again; what is no token is written in bytes."""
-    numbers, ranks = _tables()
-    parts = list(word)
-    while len(parts) > 1:
-        rank, i = min((ranks.get(pair, len(ranks)), i) for i, pair in enumerate(pairwise(parts)))
-        if rank == len(ranks):
-            break
-        parts[i : i + 2] = [parts[i] + parts[i + 1]]
-    return tuple(token for part in parts for token in _numbers(part, numbers))
-
-
-def _numbers(part: str, numbers: dict[str, int]) -> list[int]:
-    if part in numbers:
-        return [numbers[part]]
-    return [numbers[f"<0x{byte:02X}>"] for byte in part.encode(errors="replace")]
-
-
-@lru_cache(maxsize=1)
-def _tables() -> Tables:
-    model = json.loads(packaged(PACKAGE, _TOKENIZER, _SHA256, EXTRA))["model"]
-    pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
-    return model["vocab"], {(a, b): rank for rank, (a, b) in enumerate(pairs)}

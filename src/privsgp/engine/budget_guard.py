@@ -17,11 +17,10 @@ from blake3 import blake3
 
 from privsgp.accounting.book import Book
 from privsgp.accounting.ledger import MOST_AHEAD, Header, Ledger, make_room, short, together
-from privsgp.devices import device_of
+from privsgp.devices import device_of, in_threads
 from privsgp.engine.checkpoint import known_ledgers
 from privsgp.errors import Diverged, Interrupted, Refused
 from privsgp.outside import between
-from privsgp.threads import in_threads
 from privsgp.transport.rendezvous import PeerLost, World
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from safetensors import SafetensorError, safe_open
 
 from privsgp.accounting.ledger import Seen
 from privsgp.algorithms import State
+from privsgp.devices import in_threads
 from privsgp.engine.folder import write_tensors
 from privsgp.errors import Refused
 from privsgp.outside import Whole
-from privsgp.threads import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -186,19 +186,10 @@ def load_into(path: Path, s: State, memory: Memory) -> State:
     Assumes: the file was `verified`.
     """
     load_arrays(path, memory)
-    x, w = load_state(path)
-    return State.debiased(x.to(s.x.device), w.to(s.w.device))
-
-
-def load_state(path: Path) -> tuple[Tensor, Tensor]:
-    """Return x and w of a checkpoint.
-
-    Assumes: the file was `verified`.
-    """
     with _opened(path) as (file, _):
         x, w = file.get_tensor("x"), file.get_tensor("w")
     _refuse_no_state(path, x, w)
-    return x, w
+    return State.debiased(x.to(s.x.device), w.to(s.w.device))
 
 
 def load_arrays(path: Path, memory: Memory) -> None:
@@ -227,9 +218,8 @@ def load_arrays(path: Path, memory: Memory) -> None:
 
 
 def _refuse_no_state(path: Path, x: Tensor, w: Tensor) -> None:
-    """Refuse what no run can have left: w > 0, but for nodes that are gone, whose x is 0 with it."""
-    gone = (w == 0) & (x == 0).all(1)
-    fine = x.isfinite().all(1) & ((w > 0) & w.isfinite() | gone)
+    """Refuse what no run can have left."""
+    fine = x.isfinite().all(1) & (w > 0) & w.isfinite()
     if not bool(fine.all()):
         row = int(fine.logical_not().nonzero()[0])
         raise _damaged(path, f"row {row} is no state: w = {w[row].item():g}, or an x that is not finite")

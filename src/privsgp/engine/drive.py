@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from privsgp.algorithms.events import Event, Exchange, Meet, Pushed, Release, Step, ToServer
-from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +43,6 @@ class RunDriver:
 
     def __init__(self, transport: Transport, guard: BudgetGuard, sent: int = 0) -> None:
         self.transport, self.guard, self._sent = transport, guard, sent
-        self._exchanged = -1  # the last step or round that had an exchange
 
     @property
     def bytes_sent(self) -> int:
@@ -59,13 +57,6 @@ class RunDriver:
             case Release(message, int(node), number):
                 self.guard.record(number, message[None], node)
             case Exchange(x, w):
-                if self.transport.once and k == self._exchanged:
-                    raise Refused(
-                        "simulated faults with a method that exchanges twice in a step",
-                        "leave out --drop, --delay, --crash and --leave: a link that survives loss carries one message "
-                        "a step",
-                    )
-                self._exchanged = k
                 self._sent += self.transport.messages(k) * self.transport.message_bytes
                 return self.transport.mix(k, x, w)
             case ToServer(messages, size):

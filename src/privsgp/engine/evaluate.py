@@ -40,14 +40,9 @@ def average(s: State) -> Tensor:
     return (total / weight).to(s.x.dtype)
 
 
-def present(s: State) -> Tensor:
-    """Tell which nodes are still there: the weight of one that left a simulated network for good is 0."""
-    return s.w != 0
-
-
 def consensus_error(s: State) -> float:
     """Return (1/n) Σ_i ‖z_i − x̄‖², the paper's consensus error."""
-    return float((s.z[present(s)] - average(s)).double().square().sum(1).mean())
+    return float((s.z - average(s)).double().square().sum(1).mean())
 
 
 def clip_reached(block: Block, start: Tensor, end: Tensor) -> list[dict[str, float]]:
@@ -109,7 +104,7 @@ class Evaluator:
         learning = self.spec.learning
         if learning.test is None or learning.measure is None:
             return {}
-        models = s.z[present(s)] if self.spec.apart else average(s)[None]
+        models = s.z if self.spec.apart else average(s)[None]
         inputs, targets = learning.test
         measured = metrics.mean([learning.measure(self.outputs(x, inputs), targets) for x in models])
         if not self.spec.share_metrics and measured:
@@ -150,7 +145,7 @@ class Evaluator:
 
     def _accuracies(self, s: State) -> list[float]:
         """Return the test accuracy of each node's own model z_i."""
-        return self._tested(self.spec.learning.correct, s.z[present(s)])
+        return self._tested(self.spec.learning.correct, s.z)
 
     def _tested(self, function: PerSampleFunction | None, models: Tensor) -> list[float]:
         """Return means over the test data, one for each of models [·, d]; none where there is no such thing."""

@@ -18,20 +18,8 @@ class _Kept(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
 
-class _Faults(_Kept):
-    model_config = ConfigDict(extra="forbid")
-
-    drop: Annotated[float, Field(ge=0, lt=1)]
-    delay: _Whole
-    crashes: list[Annotated[list[_Whole], Field(min_length=3, max_length=3)]]
-    leaves: list[Annotated[list[_Whole], Field(min_length=2, max_length=2)]]
-    staleness: _Whole
-    seed: int
-
-
 class _Circumstances(_Kept):
     processes: _Whole = 1
-    faults: _Faults | None = None
 
 
 class Identity(_Kept):

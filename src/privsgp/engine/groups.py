@@ -15,10 +15,9 @@ import torch
 
 from privsgp.algorithms import Exchange, PrivSGP, PushSum, Release, State
 from privsgp.algorithms.saga import PrivSGPSAG, PrivSGPVR
-from privsgp.devices import device_of
+from privsgp.devices import device_of, in_threads
 from privsgp.gradients.rounding import CHUNK
 from privsgp.gradients.rules.ruled import Ruled
-from privsgp.threads import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,7 +10,8 @@ import torch
 from privsgp.algorithms import Drawn, Randomness
 from privsgp.clock import Events
 from privsgp.devices import device_of
-from privsgp.gradients.dropout import sample_keys, tosses
+from privsgp.gradients.dropout import tosses
+from privsgp.gradients.keys import sample_keys
 from privsgp.randomness.coins import batches, draw, draw_all
 from privsgp.randomness.noise import Keyed, Secure
 from privsgp.seeds import public_seed

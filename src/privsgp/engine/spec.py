@@ -23,7 +23,7 @@ from privsgp.errors import Refused
 from privsgp.gradients.rounding import kappa, sum_error, table_error
 from privsgp.gradients.rules.ruled import positions
 from privsgp.randomness.coins import capacity
-from privsgp.randomness.independent import IndependentNoise
+from privsgp.randomness.noise import IndependentNoise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from privsgp.clock import Waiting
     from privsgp.graph import Graph
     from privsgp.randomness.protocol import Noise
-    from privsgp.transport.lossy import Faults
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -146,7 +145,6 @@ class RunSpec:
     checkpoint_every: int  # 0: never
     rules: bool = True
     block: range | None = None  # the nodes of this process; None: all of them
-    faults: Faults | None = None
     layout: str = ""  # what decides which record lies on which node
     momentum: float = 0.0
     weights: Sequence[float] | None = None  # p_i of all nodes; None: all alike

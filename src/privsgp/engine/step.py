@@ -20,9 +20,8 @@ import torch
 from privsgp.algorithms import Drawn, Pushed, Release, State
 from privsgp.algorithms.block import as_it_is
 from privsgp.algorithms.push_sum import PushSum
-from privsgp.devices import device_of
+from privsgp.devices import device_of, runs_on
 from privsgp.gradients.rules.ruled import Ruled
-from privsgp.kernels import runs_on
 from privsgp.randomness.noise import LONGEST, Keyed, Secure, levels
 
 if TYPE_CHECKING:

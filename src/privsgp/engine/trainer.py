@@ -8,13 +8,15 @@ models in evaluate.py.
 from __future__ import annotations
 
 import copy
+import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from privsgp.algorithms import Block, Exchange, PushSum, State, UpdateRule
 from privsgp.algorithms.block import as_it_is
-from privsgp.devices import current, device_of, keep_memory
+from privsgp.devices import current, device_of, in_threads, keep_memory
 from privsgp.engine import checkpoint
 from privsgp.engine.averaging import Averaging
 from privsgp.engine.budget_guard import BudgetGuard
@@ -25,16 +27,12 @@ from privsgp.engine.groups import Group, one_at_a_time, split, together
 from privsgp.engine.node_randomness import NodeRandomness
 from privsgp.engine.spec import refuse_coarser
 from privsgp.engine.step import chosen, execution
-from privsgp.engine.stops import Stopping, refuse_no_model
 from privsgp.errors import Diverged, Interrupted
 from privsgp.gradients import Layout, stack
 from privsgp.gradients.dropout import keyed, without_coins
 from privsgp.gradients.rules.ruled import Ruled
-from privsgp.outside import Hash, Whole
-from privsgp.randomness.pairwise import told
-from privsgp.threads import in_threads
+from privsgp.outside import Whole
 from privsgp.transport.in_process import InProcess
-from privsgp.transport.lossy import LossyNetwork
 from privsgp.transport.protocol import refuse_wild
 from privsgp.transport.rendezvous import World
 from privsgp.transport.torch_distributed import TorchDistributed
@@ -53,6 +51,9 @@ if TYPE_CHECKING:
 
     Watcher = Callable[[int, dict[str, Any] | None], None]
 
+_LEAST_WEIGHT = (
+    2.0**-20
+)  # of a node's weight w, which is 1 at the start: below, z = x / w is what a single step makes of it
 _WITHOUT = 64  # steps between two looks at whether to stop, where there are no checkpoints
 
 
@@ -134,10 +135,8 @@ class Trainer:
 
     def _connect(self) -> Transport:
         """Return what carries the messages."""
-        graph, x, faults = self.spec.graph, self.state.x, self.spec.faults
-        if not self.world.alone:
-            return TorchDistributed(graph, x, self.world)
-        return InProcess(graph, x) if faults is None else LossyNetwork(graph, x, faults)
+        graph, x = self.spec.graph, self.state.x
+        return InProcess(graph, x) if self.world.alone else TorchDistributed(graph, x, self.world)
 
     def _driver(self, sent: int = 0) -> RunDriver:
         """Return what does what the events of a step ask for; so many bytes were sent before."""
@@ -147,15 +146,13 @@ class Trainer:
         """Finish what was begun before a crash: nothing, where steps are whole or not at all."""
 
     def _exchange(self) -> KeyExchange | None:
-        """Return how nodes agree on secrets with those elsewhere; None where all are here."""
-        if self.world.alone:
-            return None
-        return told(lambda own: self.world.all_gather_nodes(own, Hash, self.spec.nodes))
+        """Return how nodes agree on secrets with those elsewhere; None where they do not."""
+        return None
 
     def _end(self, k: int, rows: list[dict[str, Any]], seconds: float) -> Outcome:
         """Put together what came out; of several processes only the first sees all nodes, and only now."""
         final = self._mixed_on(k, self.averaging.released(self.state))
-        refuse_no_model(k, final, self.spec.here, [] if self.spec.faults is None else self.spec.faults.left(k - 1))
+        refuse_no_model(k, final, self.spec.here)
         if self.spec.algorithm.private:
             start, each = self._start().z, [(group.algorithm.block, group.nodes) for group in self.groups]
             shares = [share for block, nodes in each for share in clip_reached(block, start[nodes], final.z[nodes])]
@@ -244,7 +241,7 @@ class Trainer:
         checkpoint.save(self.folder.checkpoint, progress, self.state, self._memory(), self.folder.run or "")
 
     def _memory(self) -> dict[str, list[Tensor]]:
-        """Return what must survive besides x and w: the algorithm's, and what is on its way on a faulty network."""
+        """Return what must survive besides x and w: the algorithm's, and what is on its way between sites."""
         update_rule = {} if self.update_rule is None else self.update_rule.arrays()
         parts = {"links": self.transport.arrays(), "update_rule": update_rule, "averaging": self.averaging.arrays()}
         around = {f"{part}.{name}": [value] for part, own in parts.items() for name, value in own.items()}
@@ -298,7 +295,7 @@ class Trainer:
             random=randomness,
             step_size=spec.step_size,
             update_rule=self.update_rule,
-            recorded=execution(gradient, spec.device) if self.transport.plain else as_it_is,
+            recorded=execution(gradient, spec.device) if self.transport.local else as_it_is,
         )
 
     def _update_rule(self) -> UpdateRule | None:
@@ -312,10 +309,40 @@ class Trainer:
         if len(self.groups) > 1:
             return self._together
         source = self.randomness.node_noise.kernel_source
-        if self.transport.plain and source is not None and isinstance(self.algorithm, PushSum):
+        if self.transport.local and source is not None and isinstance(self.algorithm, PushSum):
             return chosen(self.algorithm, self.spec.graph, source, self.state.x)
         return self.algorithm.step
 
     def _together(self, k: int, s: State) -> Step:
         self.randomness.node_noise.begin(k, s.x)
         return together(self.groups, k, s)
+
+
+def refuse_no_model(k: int, s: State, nodes: range) -> None:
+    """End the run where what a node is left with is no model."""
+    refuse_wild(k, s.x, nodes)
+    for node, w in zip(nodes, s.w.tolist(), strict=True):
+        if not w >= _LEAST_WEIGHT:
+            remedy = "z = x / w is no model: take more steps after the last fault, or a denser [graph]"
+            raise Diverged(k, f"the weight of node {node} is w = {w:.2g}", remedy)
+    refuse_wild(k, s.z, nodes)
+
+
+class Stopping:
+    """Lets Ctrl-C and SIGTERM end a run after the step in hand; a second one ends it at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        with suppress(ValueError):  # not the main thread: the caller looks after signals
+            self._before = {n: signal.signal(n, self._ask) for n in (signal.SIGINT, signal.SIGTERM)}
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, _frame: object) -> None:
+        self.asked = True
+        signal.signal(number, self._before[number])

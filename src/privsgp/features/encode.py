@@ -77,7 +77,7 @@ def encode(module: nn.Module, x: Array, device: torch.device) -> NDArray[np.floa
     """
     module = module.to(device)
     rows = np.zeros((0,), np.float16)
-    chunk = _CHUNK.get(device.type, _CHUNK["cpu"])
+    chunk = max(_CHUNK.get(device.type, _CHUNK["cpu"]), getattr(module, "chunk", 0))
     with torch.no_grad():
         for start in range(0, len(x), chunk):
             part = torch.from_numpy(x[start : start + chunk]).to(device)

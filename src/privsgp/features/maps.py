@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from privsgp.errors import Refused
 from privsgp.features import synthetic, wordllama
 from privsgp.features.encode import cache_folder, encode_once, output_shape
-from privsgp.features.options import FEATURES, WORDLLAMA
+from privsgp.features.encoder import SyntheticEncoder
+from privsgp.features.options import COMPONENTS, FEATURES, SYNTHETIC, WORDLLAMA
 from privsgp.features.scattering import Scattering
 from privsgp.seeds import public_seed
 
@@ -96,6 +97,9 @@ def make_encoder(
     encoder: nn.Module
     if name == WORDLLAMA:
         encoder = wordllama.make(shape)
+    elif name == SYNTHETIC:
+        _image(name, shape)
+        encoder = SyntheticEncoder(options.get("components", COMPONENTS), options.get("power", 1.0))
     else:
         # Keys that came later and are not given are left out: a map stays what it was.
         values = {"name": name} | {key: options.get(key) for key in _KEYS}
@@ -108,7 +112,7 @@ def make_encoder(
 def encoded(d: Dataset, parts: Sequence[NDArray[np.int64]], encoder: nn.Module, device: torch.device) -> Dataset:
     """Replace samples by their features."""
     # A module of the user's may be more than its weights say: what it makes is not kept.
-    folder = cache_folder() if isinstance(encoder, FeatureMap | wordllama.WordLlama) else None
+    folder = cache_folder() if isinstance(encoder, FeatureMap | SyntheticEncoder | wordllama.WordLlama) else None
     nodes = [encode_once(encoder, d.x[rows], device, folder) for rows in parts]
     x = np.zeros((len(d.x), *nodes[0].shape[1:]), np.float32)
     for rows, own in zip(parts, nodes, strict=True):

@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 from privsgp.errors import Refused
 from privsgp.options import Count, Options, option
 
-WORDLLAMA = "wordllama"
+WORDLLAMA, SYNTHETIC = "wordllama", "synthetic-encoder"
+COMPONENTS = 1024  # of the synthetic encoder
 
 
 class ScatteringOptions(Options):
@@ -35,7 +36,18 @@ class ScatteringOptions(Options):
         return self
 
 
-FEATURES: dict[str, type[Options]] = {"none": Options, "scattering": ScatteringOptions, WORDLLAMA: Options}
+class SyntheticOptions(Options):
+    """A network that was trained on made-up images only, then whitening."""
+
+    components: Count | None = option(None, f"directions that whitening keeps; left out: {COMPONENTS}")
+    power: Annotated[float, Field(ge=0, le=1)] | None = option(
+        None, "how far whitening brings directions to one scale; left out: 1"
+    )
+
+
+FEATURES: dict[str, type[Options]] = {
+    "none": Options, "scattering": ScatteringOptions, WORDLLAMA: Options, SYNTHETIC: SyntheticOptions,
+}  # fmt: skip
 
 
 def pretraining(name: str) -> str | None:

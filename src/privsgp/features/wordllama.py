@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from safetensors.torch import load
 from torch import nn
 
-from privsgp.data.text import EXTRA, PACKAGE, VOCABULARY
+from privsgp.data.tokens import EXTRA, PACKAGE, VOCABULARY
 from privsgp.errors import Refused
 from privsgp.features.options import WORDLLAMA
 from privsgp.files import packaged

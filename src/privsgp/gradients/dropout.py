@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from privsgp.gradients.keys import ODD, mixed
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
-    from numpy.typing import NDArray
-
-_ODD = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # of splitmix64 (Steele et al. 2014)
 _BITS = 53
 
 
@@ -98,20 +96,4 @@ def with_keys(keys: Tensor | None) -> Iterator[None]:
 def uniforms(keys: Tensor, number: int, count: int) -> Tensor:
     """Return `count` whole numbers below 2⁵³ for each key, [rows, count], of layer `number`."""
     units = torch.arange(count, device=keys.device) + (number << 40)
-    mixed = _mixed(keys[:, None] + units * _ODD[0])
-    return mixed & ((1 << _BITS) - 1)
-
-
-def _mixed(x: Tensor) -> Tensor:
-    """Return splitmix64's finaliser; shifts of negative numbers bring ones along, which are masked off."""
-    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _ODD[1]
-    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _ODD[2]
-    return x ^ ((x >> 31) & ((1 << 33) - 1))
-
-
-def sample_keys(seed: int, nodes: NDArray[np.int64], steps: NDArray[np.int64], rows: NDArray[np.int64]) -> Tensor:
-    """Return the key of each drawn sample, [m, b]: of node nodes[i], at its step steps[i], the sample rows[i, j]."""
-    start = torch.tensor([seed % 2**63], dtype=torch.int64)
-    key = _mixed(start + torch.from_numpy(nodes) * _ODD[0])
-    key = _mixed(key + torch.from_numpy(steps) * _ODD[0])
-    return _mixed(key[:, None] + torch.from_numpy(rows) * _ODD[0])
+    return mixed(keys[:, None] + units * ODD[0]) & ((1 << _BITS) - 1)

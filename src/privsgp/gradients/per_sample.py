@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from privsgp.devices import device_of
+from privsgp.devices import at_once, device_of
 from privsgp.gradients.product import product
-from privsgp.kernels import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Factors = dict[str, Tensor]
 AnyPiece = TypeVar("AnyPiece", bound="Piece")
+_COPIED = 1 << 18  # numbers of a copy that stays in a core's cache
 
 
 @dataclass
@@ -99,14 +99,13 @@ class Outer(Product):
         return squared_norm(self.delta) * (squared_norm(self.input) + self.bias)
 
     def sum_into(self, out: Tensor, *, exact: bool = False) -> None:  # noqa: ARG002 - in the precision of `out`
-        """Σ_j δ_j ⊗ a_j is one matrix product per model; in float64 on a CPU they are taken one by one."""
-        outputs = self.delta.shape[-1]
-        weights = outputs * self.input.shape[-1]
-        if out.dtype != self.input.dtype and device_of(out).in_host_memory:
-            for row, delta, a in zip(out, self.delta, self.input, strict=True):  # neither factor is copied as a whole
-                torch.mm(delta.double().t(), a.double(), out=row[:weights].view(outputs, -1))
-        else:
-            out[:, :weights] = product(self.delta.to(out.dtype).mT, self.input.to(out.dtype)).reshape(-1, weights)
+        """Σ_j δ_j ⊗ a_j is one matrix product per model; a copy in float64 is made of a few models at a time."""
+        weights, some = self.delta.shape[-1] * self.input.shape[-1], len(out)
+        if out.dtype != self.input.dtype:
+            some = device_of(out).rows_at_once(self.input.flatten(1), _COPIED)
+        parts = zip(*(torch.split(t, some) for t in (out[:, :weights], self.delta, self.input)), strict=True)
+        for total, delta, a in parts:
+            total.copy_(product(delta.to(out.dtype).mT, a.to(out.dtype)).reshape(len(total), -1))
         if self.bias:
             out[:, weights:] = self.delta.sum(1, dtype=out.dtype)
 
@@ -305,3 +304,29 @@ def scaled(v: Tensor, factor: Tensor) -> Tensor:
 def beside(factor: Tensor, v: Tensor) -> Tensor:
     """View a number for each sample, [m, b], so that it can multiply v [m, b, …]."""
     return factor.view(*factor.shape, *[1] * (v.ndim - 2))
+
+
+def gather(table: Tensor, rows: Tensor, like: Tensor | None = None, factor: Tensor | None = None) -> Tensor:
+    """Return table[i, rows[i, j]], times `factor` [m, b], on the device of `rows`, wherever the table lies.
+
+    The numbers have the precision of `like` and are laid out as it is.
+    """
+    samples_first = like is not None and like.stride(0) < like.stride(1)
+    if like is not None and like.is_floating_point() and table.device == rows.device and at_once(table.flatten(2)):
+        from privsgp.kernels.rows import take
+
+        m, b, numbers = *rows.shape, table[0, 0].numel()
+        out = like.new_empty(b, m, numbers).transpose(0, 1) if samples_first else like.new_empty(m, b, numbers)
+        take(table.flatten(2), rows.contiguous(), out, factor)
+        return out.view(m, b, *table.shape[2:])
+    order = numbered(table, rows).t() if samples_first else numbered(table, rows)
+    taken = table.flatten(0, 1).index_select(0, order.flatten()).view(*order.shape, *table.shape[2:])
+    found = taken.to(rows.device, table.dtype if like is None else like.dtype)
+    found = found.transpose(0, 1) if samples_first else found
+    return found if factor is None else found * beside(factor, found).to(found.dtype)
+
+
+def numbered(table: Tensor, rows: Tensor) -> Tensor:
+    """Number the rows of all nodes' tables through, [m, b]."""
+    starts = torch.arange(len(rows), device=table.device)[:, None] * table.shape[1]
+    return rows.to(table.device) + starts

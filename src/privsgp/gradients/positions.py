@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
-from privsgp.devices import device_of
+from privsgp.devices import device_of, runs_on
 from privsgp.gradients.per_sample import Product, squared_norm
 from privsgp.gradients.product import no_tf32, product
 from privsgp.gradients.rounding import GRAM_CHANNELS, cancelled, gram_rounding, product_error, sum_rounding
-from privsgp.kernels import runs_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A network that changes from step to step: its edges, what every graph answers, and graphs that repeat themselves.
+"""A network that changes from step to step: its edges, and the graphs with a name in run.toml.
 
 At a step a node sends shares of what it holds, and keeps what it does not send: the shares sum to one by construction
 (Assumption 1).
@@ -6,20 +6,21 @@ At a step a node sends shares of what it holds, and keeps what it does not send:
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import permutations
+from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from privsgp.errors import Refused
+from privsgp.options import Count, Options, option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable
 
-    import networkx as nx
     from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 
@@ -62,37 +63,12 @@ def uniform(nodes: int, source: ArrayLike, target: ArrayLike) -> Edges:
     senders, receivers = np.divmod(pairs, nodes)
     others = senders != receivers
     senders, receivers = senders[others], receivers[others]
-    out = np.bincount(senders, minlength=nodes)
+    out, own = np.bincount(senders, minlength=nodes), np.arange(nodes)
     share = 1.0 / (out + 1)
-    return _with_self_loops(senders, receivers, share[senders], kept=1.0 - out * share)
-
-
-def weighted(nodes: int, source: ArrayLike, target: ArrayLike, share: ArrayLike) -> Edges:
-    """Each node sends the given shares (no self-loops, no pair twice) and keeps the rest, which must be positive."""
-    senders, receivers = np.asarray(source, dtype=np.int64), np.asarray(target, dtype=np.int64)
-    shares = np.asarray(share, dtype=np.float64)
-    if not (shares > 0).all():
-        worst = int(np.argmin(shares > 0))
-        raise Refused(
-            f"share = {shares[worst]:g} on the edge {senders[worst]} → {receivers[worst]}",
-            "give every edge a share above 0, or leave the edge out",
-        )
-    sent = [math.fsum(shares[senders == node]) for node in range(nodes)]
-    if (most := max(sent)) >= 1:
-        raise Refused(
-            f"node {sent.index(most)} sends shares that sum to {most:g}",
-            "let them sum to less than 1: a node keeps the rest, and has to keep something",
-        )
-    return _with_self_loops(senders, receivers, shares, kept=1.0 - np.asarray(sent))
-
-
-def _with_self_loops(
-    source: NDArray[np.int64], target: NDArray[np.int64], share: NDArray[np.float64], kept: NDArray[np.float64]
-) -> Edges:
-    nodes = np.arange(len(kept))
     return Edges(
-        np.concatenate([source, nodes]), np.concatenate([target, nodes]), np.concatenate([share, kept]).astype(float)
-    )
+        np.concatenate([senders, own]), np.concatenate([receivers, own]),
+        np.concatenate([share[senders], 1.0 - out * share]),
+    )  # fmt: skip
 
 
 class Graph(ABC):
@@ -149,32 +125,106 @@ class Cyclic(Graph):
         return self.phases[k % len(self.phases)]
 
 
-def from_networkx(graphs: Sequence[nx.Graph[Any]], name: str = "networkx") -> Cyclic:
-    """Go through `graphs` over and over: step k uses `graphs[k % len(graphs)]`.
+class RandomOptions(Options):
+    """Receivers that are drawn anew at each step."""
 
-    The nodes of every graph are 0 … n−1; an undirected edge is two directed ones; self-loops are implied, those given
-    are ignored. Edges with an attribute `share` send that share and the node keeps the rest; without, a node divides
-    evenly between its receivers and itself.
-    """
-    if not graphs:
-        raise Refused("graphs is empty", "give at least one networkx graph")
-    nodes = len(graphs[0])
-    return Cyclic(name, nodes, tuple(_edges_of(graph, step, nodes) for step, graph in enumerate(graphs)))
+    degree: Count = option(1, "how many receivers a node picks at each step")
 
 
-def _edges_of(graph: nx.Graph[Any], step: int, nodes: int) -> Edges:
-    if nodes < 1 or graph.is_multigraph() or set(graph.nodes) != set(range(nodes)):
+def make(name: str, nodes: int, *, seed: int = 0, degree: int = 1) -> Graph:
+    """The graph called `name` on `nodes` nodes; `seed` and `degree` (receivers per step) are those of `random`."""
+    if nodes < 1:
+        raise Refused(f"nodes = {nodes}", "a network has at least one node")
+    if name == "random":
+        return Random(nodes, degree, seed)
+    if name not in _CYCLIC:
+        raise Refused(f"graph.name = {name!r} is not known", f"use one of {', '.join(NAMES)}")
+    return Cyclic(name, nodes, _CYCLIC[name](nodes))
+
+
+def unconnected(name: str, nodes: int) -> Graph:
+    """Nodes that send each other nothing: they are alone, or talk to a server."""
+    return Cyclic(name, nodes, (_to_hops(nodes, [0]),))
+
+
+def _to_hops(nodes: int, hops: Iterable[int]) -> Edges:
+    source, hop = np.meshgrid(np.arange(nodes), np.fromiter(hops, dtype=np.int64), indexing="ij")
+    return uniform(nodes, source.ravel(), ((source + hop) % nodes).ravel())
+
+
+def _powers(nodes: int) -> list[int]:
+    # 2^0 … 2^⌊log2(n−1)⌋ (the paper's appendix); (n−1).bit_length() is ⌊log2(n−1)⌋+1 without rounding.
+    return [2**r for r in range((nodes - 1).bit_length())] or [0]
+
+
+def _torus(nodes: int) -> tuple[Edges, ...]:
+    rows = _rows(nodes)
+    columns = nodes // rows
+    if rows == 1 < nodes:
+        near = [size for size in (nodes - 1, nodes + 1, nodes + 2) if _rows(size) > 1]
         raise Refused(
-            f"graphs[{step}] is {graph} with nodes {list(graph.nodes)[:5]}…",
-            f"give every step the same nodes 0 … {max(nodes - 1, 0)} (networkx.convert_node_labels_to_integers) and at "
-            "most one edge from one node to another",
+            f"nodes = {nodes} is prime: a torus needs rows × columns", f"use {' or '.join(map(str, near[:2]))}"
         )
-    directed = graph if graph.is_directed() else graph.to_directed()
-    sent = [(i, j) for i, j in directed.edges if i != j]
-    source, target = [i for i, _ in sent], [j for _, j in sent]
-    shares = [directed.edges[edge]["share"] for edge in sent if "share" in directed.edges[edge]]
-    if not shares:
-        return uniform(nodes, source, target)
-    if len(shares) < len(sent):
-        raise Refused(f"graphs[{step}] has a share on {len(shares)} of {len(sent)} edges", "give all of them, or none")
-    return weighted(nodes, source, target, shares)
+    row, column = np.divmod(np.arange(nodes), columns)
+    down, up = (row + 1) % rows, (row - 1) % rows
+    right, left = (column + 1) % columns, (column - 1) % columns
+    target = [down * columns + column, up * columns + column, row * columns + right, row * columns + left]
+    return (uniform(nodes, np.tile(np.arange(nodes), 4), np.concatenate(target)),)
+
+
+def _rows(nodes: int) -> int:
+    """The shorter side of the most square grid of `nodes` nodes."""
+    return max(side for side in range(1, isqrt(nodes) + 1) if nodes % side == 0)
+
+
+@dataclass(frozen=True)
+class Random(Graph):
+    """At each step every node picks `degree` distinct others uniformly; receivers differ, so push-sum is at work.
+
+    Keyed by (`seed`, step) alone: any process, at any time, gets the same edges.
+    """
+
+    nodes: int
+    degree: int = 1
+    seed: int = 0
+    name: str = "random"
+
+    def __post_init__(self) -> None:
+        if self.degree < 1 or self.degree >= max(self.nodes, 2):
+            raise Refused(
+                f"graph.degree = {self.degree} with nodes = {self.nodes}", f"use 1 … {max(self.nodes - 1, 1)}"
+            )
+        if not 0 <= self.seed < 2**256:
+            raise Refused(f"seed = {self.seed}", "use a whole number from 0 to 2^256 − 1")
+
+    @property
+    def period(self) -> None:
+        """It never repeats."""
+        return
+
+    def edges(self, k: int) -> Edges:
+        """Who sends which share to whom at step `k`."""
+        return _random_edges(self.nodes, self.degree, self.seed, k)
+
+
+@lru_cache(maxsize=64)
+def _random_edges(nodes: int, degree: int, seed: int, k: int) -> Edges:
+    if nodes == 1:
+        return _to_hops(1, [0])
+    # Raw bits of a keyed bit generator, because NumPy promises those (not its samplers) to stay the same for ever.
+    bits = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(k,))).random_raw(nodes * (nodes - 1))
+    picked = np.argpartition(bits.reshape(nodes, nodes - 1), degree - 1, axis=1)[:, :degree]
+    source = np.arange(nodes)[:, None]
+    return uniform(nodes, np.repeat(source, degree), (picked + (picked >= source)).ravel())
+
+
+_CYCLIC: dict[str, Callable[[int], tuple[Edges, ...]]] = {
+    "exponential": lambda nodes: tuple(_to_hops(nodes, [hop]) for hop in _powers(nodes)),
+    "exponential-static": lambda nodes: (_to_hops(nodes, _powers(nodes)),),
+    "ring-directed": lambda nodes: (_to_hops(nodes, [1]),),
+    "ring": lambda nodes: (_to_hops(nodes, [1, nodes - 1]),),
+    "complete": lambda nodes: (_to_hops(nodes, range(nodes)),),
+    "torus": _torus,
+}
+GRAPHS: dict[str, type[Options]] = dict.fromkeys(_CYCLIC, Options) | {"random": RandomOptions}
+NAMES = tuple(GRAPHS)

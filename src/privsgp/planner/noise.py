@@ -19,7 +19,7 @@ from privsgp.accounting import calibration
 from privsgp.accounting.counting import C2
 from privsgp.accounting.curve import Gaussian
 from privsgp.accounting.mechanisms import nominal
-from privsgp.accounting.pairwise import solve
+from privsgp.accounting.sharing import solve
 from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.update_rule import node_weights
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from privsgp.accounting.mechanisms import Accountant, Mechanism, Relation
-    from privsgp.accounting.pairwise import PairwiseCovariance, Sharing
+    from privsgp.accounting.pairwise import PairwiseCovariance
+    from privsgp.accounting.sharing import Sharing
     from privsgp.algorithms import Settings
     from privsgp.algorithms.update_rule import Weights
     from privsgp.planner.theorems import Budget

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 
 from privsgp import data, features
-from privsgp.accounting.pairwise import Sharing
+from privsgp.accounting.sharing import Sharing
 from privsgp.data.loading import file_path, hashes_in, holds_records_of, like, site_paths
 from privsgp.data.same_records import in_common
 from privsgp.engine.folder import Folder
@@ -32,7 +32,7 @@ from privsgp.planner.stand_in import Samples
 from privsgp.runs import budgets as protection
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
-from privsgp.runs.config import AUTO, CLIP, PLANNED, Schedule
+from privsgp.runs.config import AUTO, CLIP, PLANNED
 from privsgp.runs.resolve import make_graph
 from privsgp.transport.rendezvous import World, restarts
 
@@ -86,8 +86,6 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, say:
         say(f"rehearsing {method.label} ({i} of {len(looked_at)})")
         choices.append(_choice(config, p, method, batch))
     chosen, why = best(choices) if "name" in a.auto else (choices[0], "the configuration says so")
-    if isinstance(asked["step_size"], Schedule):
-        asked["step_size"] = "schedule"
     ends = None
     if source.kind == "synthetic" and config.data.schema is not None:
         rows = len(runs[0].y)
@@ -99,15 +97,13 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, say:
 
 
 def _choice(config: Config, p: Planner, method: Method, batch: float) -> Choice:
-    """Choose K and γ, as far as they are open; γ may depend on K (`"theory"`, schedules)."""
+    """Choose K and γ, as far as they are open; γ may depend on K (`"theory"`)."""
     a, n = config.algorithm, p.network.nodes
     steps = None if "steps" in a.auto else a.steps
     if p.network.nominal and steps is None:
         steps = p.published_steps(method.settings.clip)
     if "step_size" in a.auto:
         return p.choose(method, batch, steps, None)
-    if isinstance(a.step_size, Schedule):
-        return p.choose(method, batch, steps, a.step_size.mean)
     if a.step_size != "theory":
         return p.choose(method, batch, steps, float(a.step_size))
     if steps is None:  # T = γK = √(nK)

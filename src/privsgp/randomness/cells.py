@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Words = npt.NDArray[np.int32]  # [m, 2h]: the upper halves of the words of h pairs in each row
-    Lower = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.uint32]]  # pairs of each row, [m], to their lower halves
+    Lower = Callable[[int], npt.NDArray[np.uint32]]  # a number of pairs to their lower halves
 
 _ERROR = 2.0**-16  # of a normal in float32, for radii between these; docs/proofs/sampler.md
 _RADII = 2.0**-6, 4.07
@@ -55,20 +55,13 @@ def to_cells_(
 
 def float32_normals(words: Words, columns: int) -> npt.NDArray[np.float32]:
     """Return √(−2 ln u) (cos θ, sin θ) of pairs in float32, NaN where that is not enough."""
-    half, unit = words.shape[1] // 2, np.float32(2.0**-31)
-    normals = np.empty((len(words), columns), np.float32)
-    radius = np.abs(words[:, :half].astype(np.float32))
-    radius *= unit
-    radius += unit / 2
-    np.log(radius, out=radius)
-    radius *= np.float32(-2)
-    np.sqrt(radius, out=radius)
-    radius.reshape(-1)[np.flatnonzero(~((radius > _RADII[0]) & (radius < _RADII[1])))] = np.nan
-    angle = words[:, half:].astype(np.float32)
-    angle *= np.float32(np.pi * 2.0**-31)
-    np.multiply(radius, np.cos(angle), out=normals[:, :half])
-    rest = columns - half  # the last pair of a row may need but one of its two
-    np.multiply(radius[:, :rest], np.sin(angle, out=angle)[:, :rest], out=normals[:, half:])
+    half = words.shape[1] // 2
+    normals, room = np.empty((len(words), columns), np.float32), np.empty((3, len(words), half), np.float32)
+    box_muller(normals, words, *room)
+    row, pair = np.divmod(np.flatnonzero(~((room[0] > _RADII[0]) & (room[0] < _RADII[1]))), half)
+    normals[row, pair] = np.nan
+    both = pair < columns - half  # the last pair of a row may need but one of its two
+    normals[row[both], half + pair[both]] = np.nan
     return normals
 
 
@@ -79,7 +72,7 @@ def exact_normals(
     half = words.shape[1] // 2
     pairs, place = np.unique(row * half + column % half, return_inverse=True)
     top, left = np.divmod(pairs, half)
-    low = lower(np.bincount(top, minlength=len(words))).reshape(-1, 2).T
+    low = lower(len(pairs)).reshape(-1, 2).T
     upper = words[top, left], words[top, left + half]
     both = np.concatenate([(u.astype(np.int64) << 32) | v for u, v in zip(upper, low, strict=True)])
     out, room = np.empty((1, 2 * len(pairs))), np.empty((3, 1, len(pairs)))

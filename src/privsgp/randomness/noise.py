@@ -16,6 +16,7 @@ import os
 import struct
 import threading
 import time
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -24,17 +25,19 @@ import numpy as np
 import torch
 
 from privsgp.accounting.sampler_cost import SIGMAS
-from privsgp.devices import device_of
+from privsgp.devices import device_of, have_triton, in_threads
 from privsgp.errors import Refused
-from privsgp.kernels import have_triton
 from privsgp.randomness.box_muller import box_muller
 from privsgp.randomness.cells import to_cells_
-from privsgp.threads import in_threads
+from privsgp.randomness.protocol import NodeNoise, Noise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
+
+    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.randomness.protocol import KeyExchange
 
     Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
 
@@ -122,17 +125,18 @@ class Streams:
         self, g: npt.NDArray[np.float64], nodes: Sequence[int], step: int, levels: npt.NDArray[np.float64]
     ) -> None:
         """Add noise to g [m, d] and round it to its grid; `levels` [2, m, 1] are σ and the spacing."""
-        behind = 1 + 4 * (g.shape[1] + 1) // _BLOCK_BYTES  # the lower halves of words come after all upper ones
 
         def tile(rows: slice, columns: slice) -> None:
-            here, block = g[rows, columns], columns.start * 4 // _BLOCK_BYTES
+            here, first = g[rows, columns], nodes[rows.start]  # its stream has the words of all rows of the tile
+            block = len(here) * columns.start * 4 // _BLOCK_BYTES
+            behind = 1 + len(here) * (g.shape[1] + 1) * 4 // _BLOCK_BYTES  # lower halves come after all upper ones
             words = np.empty((len(here), here.shape[1] + here.shape[1] % 2), np.int32)
-            self._read(words, "noise", nodes[rows], step, block)
+            self._read([words], "noise", [first], step, block)
 
-            def lower(pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-                some = [np.empty(2 * count, np.uint32) for count in pairs]
-                self._read(some, "noise", nodes[rows], step, behind + block)
-                return np.concatenate(some)
+            def lower(pairs: int) -> npt.NDArray[np.uint32]:
+                some = np.empty(2 * pairs, np.uint32)
+                self._read([some], "noise", [first], step, behind + block)
+                return some
 
             to_cells_(here, words, lower, *levels[:, rows])
 
@@ -309,7 +313,9 @@ class Secure(Streams):
     def coins(self, nodes: Sequence[int], step: int, count: int) -> npt.NDArray[np.uint64]:
         """Return `count` coins of each node; those of one (node, step) can be drawn once."""
         nodes, drawn = self._claim_all("coins", nodes, step)
-        return drawn.coins(nodes, step, count)
+        coins = np.empty((len(nodes), count), np.uint64)
+        drawn._read([coins], "coins", nodes[:1], step)  # the key is this draw's own: one stream has all words
+        return coins
 
     def _claim_all(self, purpose: str, nodes: Sequence[int], step: int) -> tuple[list[int], Streams]:
         """Return the nodes, as plain numbers, and streams of a new key; refuse what may have been drawn before."""
@@ -427,3 +433,37 @@ def _refuse_shape(out: torch.Tensor, nodes: Sequence[int]) -> None:
             f"noise for {len(nodes)} nodes into {tuple(out.shape)} of {out.dtype}",
             "pass one row for each node, in float32 or float64",
         )
+
+
+@dataclass(frozen=True)
+class IndependentNoise(Noise):
+    """N(0, σ_i² I) for each node, independent of everything else."""
+
+    @property
+    def name(self) -> str:
+        """What a summary calls it."""
+        return "independent"
+
+    def of_nodes(
+        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, exchange: KeyExchange | None = None
+    ) -> NodeNoise:
+        """Return the noise of a process's nodes: there is nothing to agree on."""
+        del exchange
+        return _OfNodes(nodes, mechanisms, source)
+
+
+class _OfNodes(NodeNoise):
+    def __init__(self, nodes: range, mechanisms: Sequence[Mechanism], source: Source) -> None:
+        self._mechanisms = dict(zip(nodes, mechanisms, strict=True))
+        self._source = source
+
+    @property
+    def kernel_source(self) -> Source:
+        """The source itself."""
+        return self._source
+
+    def add_(self, g: torch.Tensor, nodes: Sequence[int], step: int) -> None:
+        """Add N(0, σ_i² I) to each node's row of g, in place."""
+        sigma = [self._mechanisms[i].at(step).sigma for i in nodes]
+        if any(sigma):
+            add_noise_(g, self._source, nodes, step, sigma=sigma)

@@ -7,8 +7,7 @@ are ChaCha20's under the pair's own key, with (pair, step) as nonce, so both end
 - in a simulation the keys follow from the seed;
 - without a seed, where both ends are in this process, they are this process's secret, as own noise is;
   (where pairs take long, these two draw the nodes' sums over all pairs at once, which have the same law);
-- between processes they come from X25519 keys that are made for this life of a process, HKDF over the transcript of the
-  exchange: no third process can compute them, and no other life of the run has the same.
+- between sites they come from X25519 keys that cards sign (`sites/protocol/pairs.py`): nobody else can compute them.
 
 A sum is formed in one order at every node, pairs by their other end, then own noise, then the gradient. Where noise is
 secret the gradient comes before own noise, all is in float64, and is rounded once, to the grid of the node's own noise.
@@ -16,22 +15,19 @@ secret the gradient comes before own noise, all is in float64, and is rounded on
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
 import math
-import time
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from privsgp.devices import device_of
 from privsgp.errors import Refused
-from privsgp.randomness.noise import Keyed, Secure, Streams, add_noise_
+from privsgp.randomness.noise import Keyed, Secure, add_noise_
 from privsgp.randomness.protocol import NodeNoise, Noise
+from privsgp.randomness.snapshot import clock_offset, refuse_old_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,22 +36,19 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.accounting.pairwise import NoiseGraph, Pair, PairwiseCovariance
-    from privsgp.randomness.noise import Normals, Rows, Source
-    from privsgp.randomness.protocol import Gather, KeyExchange
+    from privsgp.randomness.noise import Normals, Source
+    from privsgp.randomness.protocol import KeyExchange
 
 
-_LOG = logging.getLogger(__name__)
-_PARTED = 1.0  # seconds by which clocks may part while nothing but time passes: slewing needs half an hour for it
 _LONG = 1 << 22  # numbers a step, of all pairs, beyond which their sums are drawn at once where they may be
 
 
 @dataclass(frozen=True)
 class PairwiseNoise(Noise):
-    """a_i + Σ_j ± s_i u_ij, by the covariance that was settled; `context` is what else all nodes agree on."""
+    """a_i + Σ_j ± s_i u_ij, by the covariance that was settled."""
 
     covariance: PairwiseCovariance
     honest: int
-    context: str = ""
 
     def __post_init__(self) -> None:
         self.covariance.refuse_large_pairs()
@@ -75,16 +68,7 @@ class PairwiseNoise(Noise):
     ) -> NodeNoise:
         """Return the noise of a process's nodes; `exchange` agrees on secrets where others are elsewhere."""
         here = Ends(self.covariance.graph, nodes)
-        return _OfNodes(self, here, mechanisms, source, _pair_source(self, here, source, exchange))
-
-    def transcript(self, keys: Sequence[str]) -> bytes:
-        """Return what must be the same at both ends of every pair: the noise of all, who shares it, and their keys."""
-        c = self.covariance
-        told = {
-            "context": self.context, "honest": self.honest, "own": c.own, "pair": c.pair, "weights": c.weights,
-            "pairs": c.graph.pairs, "keys": list(keys),
-        }  # fmt: skip
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
+        return _OfNodes(self, here, mechanisms, source, _pair_source(here, source, exchange))
 
 
 class Ends:
@@ -107,67 +91,7 @@ class Ends:
         return list(groups.values())
 
 
-class PairStreams(Streams):
-    """The normals of pairs whose ends are in different processes, each under a key that only these two have.
-
-    Guarantee: of one (pair, step) the numbers are handed out once, and steps of a pair go forward. Where the machine's
-    clocks show that its memory may be an old one, none are: a peer may have seen what they hid before.
-
-    Assumes: keys are of this life of the process alone. Numbers are made on the host, so that both ends' are the same
-    whatever their devices.
-    """
-
-    remedy = "start all processes again: they then share other secrets"
-
-    def __init__(self, keys: dict[int, bytes]) -> None:
-        super().__init__({str(pair): key for pair, key in keys.items()})
-        self._last: dict[int, int] = {}
-        self._offset = _clock_offset()
-
-    def __repr__(self) -> str:
-        return "PairStreams(keys hidden)"
-
-    def __reduce_ex__(self, protocol: object) -> Any:  # noqa: ANN401 - it never returns
-        raise Refused("a copy or pickle of pair streams", "keys stay in one object's memory")
-
-    def fill_normal(self, out: Tensor, nodes: Sequence[int], step: int) -> None:
-        """Fill row r of `out` [m, d] with the standard normals of pair `nodes[r]`; each can be drawn once."""
-        self._refuse_old_memory()
-        for pair in nodes:
-            if step <= self._last.get(pair, -1):
-                raise Refused(
-                    f"noise of pair {pair}, step {step}: already used",
-                    f"two messages under one pair's numbers show their difference; {self.remedy}",
-                )
-            self._last[pair] = step
-        host = out if device_of(out).in_host_memory else torch.empty(out.shape, dtype=torch.float64)
-        self._fill(host.numpy(), nodes, step, np.float64)
-        if host is not out:
-            out.copy_(host)
-
-    def _refuse_old_memory(self) -> None:
-        if abs(_clock_offset() - self._offset) > _PARTED:
-            raise Refused(
-                "the machine's clocks moved against each other: it may have been put back to a snapshot",
-                self.remedy,
-            )
-
-    def _read(self, rows: Rows, purpose: str, nodes: Sequence[int], step: int, block: int = 0) -> None:
-        del purpose
-        for row, pair in zip(rows, nodes, strict=True):
-            super()._read([row], str(pair), [pair], step, block)
-
-
-def _clock_offset() -> float:
-    """Return by how much the clock on the wall is ahead of the one that counts from when the machine was started.
-
-    A machine put back to a snapshot has its old count and, once it is told, the new time.
-    """
-    counted = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
-    return time.time() - counted
-
-
-def _pair_source(noise: PairwiseNoise, here: Ends, source: Source, exchange: KeyExchange | None) -> Normals:
+def _pair_source(here: Ends, source: Source, exchange: KeyExchange | None) -> Normals:
     """Return where the numbers of pairs come from."""
     if isinstance(source, Keyed):
         return source.derived("pairs")
@@ -175,64 +99,9 @@ def _pair_source(noise: PairwiseNoise, here: Ends, source: Source, exchange: Key
         raise Refused(
             f"noise that nodes {here.nodes.start} … {here.nodes.stop - 1} share with nodes elsewhere, and no way to "
             "tell these a key",
-            "take privacy.noise = 'independent': what one end adds the other could not subtract",
+            "take privacy.noise = 'independent', or let sites join with `privsgp join`, which exchange signed keys",
         )
-    return Secure() if exchange is None else exchange(noise, here)
-
-
-def told(gather: Gather) -> KeyExchange:
-    """Return how secrets are agreed on where processes tell each other public keys."""
-    return lambda noise, here: PairStreams(exchange(noise, here, gather))
-
-
-def exchange(noise: PairwiseNoise, here: Ends, gather: Gather) -> dict[int, bytes]:
-    """Agree on a secret with the other end of every pair; return the pairs' keys by number.
-
-    Guarantee: the key of a pair is HKDF-SHA256 of X25519 between its two ends, over the transcript of all public keys
-    and all noise levels. Ends that were shown different transcripts are refused here, or, where they were lied to about
-    that too, have different keys.
-
-    Assumes: process 0, which passes on the public keys under torchrun, does not put its own in their place *and* lie to
-    both ends about the transcript. Every process logs the transcript's fingerprint: sites can compare it by another
-    way. Sites that do not trust process 0 use `privsgp join`, where cards sign these keys.
-    """
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-
-    own = {i: X25519PrivateKey.generate() for i in here.nodes}
-    keys = gather([own[i].public_key().public_bytes_raw().hex() for i in here.nodes])
-    transcript = noise.transcript(keys)
-    _refuse_other_transcript(transcript, here, gather)
-    if len(set(keys)) < len(keys):
-        raise Refused("two nodes have the same public key", "each makes its own: ask the sites, and start again")
-    secrets = {}
-    for i, j in here.pairs:
-        mine, other = (i, j) if i in own else (j, i)
-        try:
-            shared = own[mine].exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(keys[other])))
-        except ValueError as error:
-            raise Refused(f"the public key of node {other} is of no use: {error}", "ask its site") from error
-        secrets[here.number((i, j))] = derived(shared, transcript, f"privsgp 1 pair {i} {j}".encode())
-    compare = "unless process 0 is trusted, compare it with the other sites' by another way"
-    _LOG.info("pair secrets are agreed on: transcript %s; %s", transcript.hex()[:32], compare)
-    return secrets
-
-
-def _refuse_other_transcript(transcript: bytes, here: Ends, gather: Gather) -> None:
-    """Refuse to go on where another process was shown other keys or noise levels."""
-    own = transcript.hex()
-    if any(said != own for said in gather([own] * len(here.nodes))):
-        raise Refused(
-            "the processes were shown different keys or noise levels: their transcripts differ",
-            "nothing was sent; somebody changes what processes tell each other: find out who, and start again",
-        )
-
-
-def derived(secret: bytes, salt: bytes, info: bytes) -> bytes:
-    """Return the key of a pair's stream: HKDF-SHA256."""
-    from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-    return HKDF(SHA256(), 32, salt=salt, info=info).derive(secret)
+    return Secure() if exchange is None else exchange(here)
 
 
 class _OfNodes(NodeNoise):
@@ -243,8 +112,8 @@ class _OfNodes(NodeNoise):
         self.here, self.pairs, self._own = here, pairs, source
         self._sigma, self._pair = noise.covariance.own_sigma, noise.covariance.pair_sigma
         self._step, self._left = -1, set[int]()  # the step whose shared noise is drawn, and whose rows are not used yet
-        self._shared, self._one_by_one = torch.empty(0), False
-        self._offset = _clock_offset()  # when shared noise was drawn
+        self._shared = torch.empty(0)
+        self._offset = clock_offset()  # when shared noise was drawn
 
     @property
     def kernel_source(self) -> None:
@@ -253,7 +122,7 @@ class _OfNodes(NodeNoise):
 
     def begin(self, step: int, like: Tensor) -> None:
         """Draw what the nodes here share at a step."""
-        self._offset = _clock_offset()
+        self._offset = clock_offset()
         dtype = torch.float64 if self._own.secret else like.dtype
         self._shared = torch.empty(len(self.here.nodes), like.shape[1], dtype=dtype, device=like.device)
         self._fill_shared(self._shared, step)
@@ -265,11 +134,8 @@ class _OfNodes(NodeNoise):
             if list(nodes) != list(self.here.nodes):
                 raise Refused(f"pairwise noise of nodes {list(nodes)} alone", "draw what all nodes here share first")
             self.begin(step, g)
-        if self._own.secret and abs(_clock_offset() - self._offset) > _PARTED:
-            raise Refused(
-                "the machine's clocks moved against each other: it may have been put back to a snapshot",
-                "resume the run: this step was not sent, and its shared noise is drawn again",
-            )
+        if self._own.secret:
+            refuse_old_memory(self._offset, "resume the run: this step was not sent, and is drawn again")
         self._left.difference_update(nodes)
         first, sigma = nodes[0] - self.here.nodes.start, [self._sigma[i] for i in nodes]
         noised = self._shared[first : first + len(nodes)]  # used once: the sum is written over it
@@ -283,7 +149,7 @@ class _OfNodes(NodeNoise):
 
     def overhear(self, wrap: Callable[[Normals], Normals]) -> None:
         """Let an audit read the numbers of pairs: `wrap` returns their source. From now on each pair's are drawn."""
-        self.pairs, self._one_by_one = wrap(self.pairs), True
+        self.pairs = wrap(self.pairs)
 
     def together(self, columns: int) -> bool:
         """Tell whether all pairs' sums are drawn at once: where no end is another's secret, and pairs take long.
@@ -292,7 +158,7 @@ class _OfNodes(NodeNoise):
         or three nodes pairs are as few as nodes, and √n (v_i − v̄) may be longer than what is counted of k numbers.
         """
         graph = self.here.graph
-        may = len(graph.pairs) > graph.nodes and not (self._one_by_one or isinstance(self.pairs, PairStreams))
+        may = len(graph.pairs) > graph.nodes and isinstance(self.pairs, Keyed | Secure)
         return may and len(graph.pairs) * columns > _LONG
 
     def _fill_shared(self, out: Tensor, step: int) -> None:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.randomness.noise import Source
-    from privsgp.randomness.pairwise import Ends, PairStreams, PairwiseNoise
+    from privsgp.randomness.pair_streams import PairStreams
+    from privsgp.randomness.pairwise import Ends
 
-    Gather = Callable[[list[str]], list[str]]  # bytes of each node here, in hexadecimal, to those of all nodes
-    KeyExchange = Callable[[PairwiseNoise, Ends], PairStreams]  # agrees on secrets with nodes elsewhere
+    KeyExchange = Callable[[Ends], PairStreams]  # agrees on secrets with nodes elsewhere
 
 
 class NodeNoise(Protocol):

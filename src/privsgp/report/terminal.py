@@ -1,4 +1,4 @@
-"""Runs in a terminal: a progress bar while they go, a table when they are done."""
+"""Runs in a terminal or a notebook: a progress bar while they go; in a terminal, a table when they are done."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from markupsafe import Markup
 from rich import progress as bars
 from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.console import Console
@@ -97,6 +98,8 @@ def show_end(what: str, *then: str) -> None:
         err.print(line, highlight=False, soft_wrap=True)
 
 
+_REDRAW = 0.2  # seconds between two drawings in a notebook
+_BAR = Markup('<progress max="%d" value="%d" style="width:20em"></progress> step %d of %d · %s')
 _PAUSE = 30.0  # seconds between two lines about progress in a log
 _FIRST = "before the first step: certifying the noise, which takes longest the first time"
 
@@ -116,6 +119,36 @@ def bar(steps: int, *, quiet: bool = False) -> Iterator[Watcher]:
     """Show steps, accuracy and time left; the training loss only where the engine measured it."""
     with _progress(_FIRST, steps, quiet=quiet) as update:
         yield lambda step, row: update(completed=step, description=figures(row or {}))
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    return "ipykernel" in sys.modules and "IPython" in sys.modules
+
+
+@contextmanager
+def watching(steps: int, progress: bool | None) -> Iterator[Watcher | None]:  # noqa: FBT001 - as `train` has it
+    """Show how far a run is, in a notebook or a terminal; None asks whether there is either."""
+    if progress is False or (progress is None and not in_notebook() and not sys.stderr.isatty()):
+        yield None
+    elif in_notebook():
+        yield _drawn(steps)
+    else:
+        with bar(steps) as watch:
+            yield watch
+
+
+def _drawn(steps: int) -> Watcher:
+    from IPython.display import HTML, display
+
+    handle, drawn = display(HTML(_BAR % (steps, 0, 0, steps, "")), display_id=True), [0.0]
+
+    def watch(step: int, row: dict[str, Any] | None) -> None:
+        if step == steps or time.monotonic() - drawn[0] > _REDRAW:
+            handle.update(HTML(_BAR % (steps, step, step, steps, figures(row or {}))))
+            drawn[0] = time.monotonic()
+
+    return watch
 
 
 @contextmanager

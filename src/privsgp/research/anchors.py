@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from privsgp.accounting.mechanisms import Anchored, Mechanism, Summed
-from privsgp.algorithms.algorithm import Algorithm, Network, Trust, clipped_mean, difference_mean
-from privsgp.algorithms.block import Block, Drawn, Settings, State
+from privsgp.algorithms.algorithm import Algorithm, Network, Trust
+from privsgp.algorithms.block import Block, Drawn, Settings, State, clipped_mean, difference_mean
 from privsgp.algorithms.events import Release, Step, ToServer
 from privsgp.options import Count, Options, Positive, Share, option
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean
-from privsgp.algorithms.block import Block, Settings, State
+from privsgp.algorithms.algorithm import Algorithm, Network
+from privsgp.algorithms.block import Block, Settings, State, clipped_mean
 from privsgp.algorithms.events import Meet, Release, Step
 from privsgp.algorithms.push_sum import SGP, PrivSGP
 

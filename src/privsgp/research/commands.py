@@ -1,4 +1,4 @@
-"""The commands of this package: `compare`, `reproduce`, `tune` and `observe`.
+"""The commands of this package: `compare`, `reproduce` and `tune`.
 
 privsgp finds `add_to` through the entry-point group `privsgp.commands`.
 """
@@ -6,7 +6,6 @@ privsgp finds `add_to` through the entry-point group `privsgp.commands`.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,20 +15,17 @@ import typer
 from privsgp import later
 from privsgp.cli_data import Changes, DataDir, Json, about, configured, listed, note, numbers, one_of
 from privsgp.errors import Refused, refuse_below_one
-from privsgp.files import finite
 from privsgp.report.terminal import err, show, stage, tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from privsgp.accounting.mechanisms import Relation
 
 Jobs = Annotated[int | None, typer.Option(help="Runs at a time, a thread each; default: one per core.")]
 
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands to the command line."""
-    for command in (compare, reproduce, tune, observe):
+    for command in (compare, reproduce, tune):
         app.command(**about(command.__name__))(command)
 
 
@@ -139,38 +135,3 @@ def tune(
     save.write_text(tuned.beside(save.parent).toml())
     err.print(f"written to {save}")
     tell(found, show_tuned, found, as_json=as_json)
-
-
-def observe(
-    network: Annotated[str, typer.Argument(metavar="GRAPH", help="A network that `privsgp graph` knows.")],
-    nodes: Annotated[int, typer.Option(help="n, the number of sites.")],
-    samples: Annotated[int, typer.Option(help="J, the samples of each site; every step uses all of them.")],
-    steps: Annotated[int, typer.Option(help="K, the number of steps.")],
-    sigma: Annotated[float, typer.Option(help="Each site's own noise per coordinate of the averaged gradient.")],
-    clip: Annotated[float, typer.Option(help="G, the norm of one sample's clipped gradient.")] = 1.0,
-    delta: Annotated[float, typer.Option(help="δ")] = 1e-5,
-    relation: Annotated[str, typer.Option(help="zero-out or replace-one")] = "zero-out",
-    degree: Annotated[int, typer.Option(help="Out-degree of `random`.")] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of `random`.")] = 0,
-    as_json: Json = False,
-) -> None:
-    """Show the ε of each site towards each single other site. It is never part of the guarantee."""
-    from privsgp import graph as graphs
-    from privsgp.accounting import accountant
-    from privsgp.accounting.mechanisms import SampledMean
-    from privsgp.research import observer
-    from privsgp.research.shown import show_view
-
-    one_of("relation", relation, ("zero-out", "replace-one"))
-    graph = graphs.make(network, nodes, seed=seed, degree=degree)
-    graphs.check(graph)
-    related: Relation = "replace-one" if relation == "replace-one" else "zero-out"
-    mechanism = SampledMean(sigma=sigma, clip=clip, batch=samples, samples=samples)
-    guarantee = accountant.epsilon(mechanism, steps, delta, related).epsilon
-    shift = (1 + (related == "replace-one")) * clip / samples / sigma if sigma else math.inf
-    seen = observer.view(graph, steps, shift, delta)
-    told = {
-        "graph": network, "nodes": nodes, "epsilon": finite(guarantee), "delta": delta, "relation": relation,
-        "observed_epsilon": [[finite(value) for value in row] for row in seen.tolist()], "note": observer.NOTE,
-    }  # fmt: skip
-    tell(told, show_view, seen, delta, guarantee, as_json=as_json)

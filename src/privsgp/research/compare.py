@@ -15,12 +15,12 @@ from privsgp import metrics
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused
 from privsgp.research.provenance import provenance
-from privsgp.runs.config import Config, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from privsgp.research.bench import Bench, Several
+    from privsgp.runs.config import Config
 
 VERSION = 1
 FACTORS = (1 / 4, 1 / 2, 1.0, 2.0, 4.0)  # of the configuration's step size
@@ -80,7 +80,7 @@ def compare(
     """
     _refuse_impossible(config, algorithms, step_sizes)
     names = dict.fromkeys([*algorithms, *(["local"] if "local" in ALGORITHMS else [])])
-    grid = sorted(set(step_sizes)) or [factor * base_step_size(config) for factor in FACTORS]
+    grid = sorted(set(step_sizes)) or [factor * config.step_size for factor in FACTORS]
     methods = {name: method(config, name) for name in names}
     about = provenance(config.engine.device)  # refuses a device that is not there, before anything runs
     found = rows(methods, grid, bench, seeds=seeds, tuning_seeds=tuning_seeds)
@@ -100,7 +100,7 @@ def rows(
     tried = _tune(methods, grid, bench, range(first, fresh))
     best = {name: _best(tried[name]) for name in methods}
     runs = bench.several(
-        {_key(name, best[name]): with_step_size(methods[name], best[name]) for name in methods},
+        {_key(name, best[name]): methods[name].with_algorithm(step_size=best[name]) for name in methods},
         range(fresh, fresh + seeds), "fresh seeds",
     )  # fmt: skip
     return [Row(name, best[name], tried[name], runs[_key(name, best[name])]) for name in methods]
@@ -111,7 +111,9 @@ def _tune(methods: dict[str, Config], grid: list[float], bench: Bench, seeds: ra
     tried: dict[str, dict[float, Several]] = {name: {} for name in methods}
     asked = [(name, step_size) for step_size in grid for name in methods]
     for words in ("step sizes", *["step sizes, wider"] * WIDER):
-        configs = {_key(name, step_size): with_step_size(methods[name], step_size) for name, step_size in asked}
+        configs = {
+            _key(name, step_size): methods[name].with_algorithm(step_size=step_size) for name, step_size in asked
+        }
         found = bench.several(configs, seeds, words)
         for name, step_size in asked:
             tried[name][step_size] = found[_key(name, step_size)]
@@ -137,21 +139,6 @@ def moved(config: Config, algorithms: Sequence[str]) -> list[str]:
     """Return the methods that run on a ring, because they cannot use the configuration's own network."""
     found = [name for name in algorithms if name in ALGORITHMS and ALGORITHMS[name].network == "undirected"]
     return [] if config.graph.name in _BOTH_WAYS else found
-
-
-def base_step_size(config: Config) -> float:
-    """Return the configuration's step size as a number: a schedule's first."""
-    given = config.algorithm.step_size
-    return given.start if isinstance(given, Schedule) else config.step_size(0)
-
-
-def with_step_size(config: Config, step_size: float) -> Config:
-    """Return the configuration with another step size; a schedule is stretched to begin there."""
-    given = config.algorithm.step_size
-    if isinstance(given, Schedule):
-        stretched = {"start": step_size, "end": given.end * step_size / given.start}
-        return config.with_algorithm(step_size=given.model_dump() | stretched)
-    return config.with_algorithm(step_size=step_size)
 
 
 def _refuse_impossible(config: Config, algorithms: Sequence[str], step_sizes: Sequence[float]) -> None:

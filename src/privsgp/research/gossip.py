@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from privsgp.algorithms.algorithm import Algorithm, Network, cancelling, clipped_mean
-from privsgp.algorithms.block import State, moved
+from privsgp.algorithms.algorithm import Algorithm, Network, cancelling
+from privsgp.algorithms.block import State, clipped_mean, moved
 from privsgp.algorithms.events import Exchange, Release, Step
 from privsgp.algorithms.push_sum import SGP, PrivSGP
 

@@ -1,19 +1,13 @@
-"""Comparisons, figures, searches and a neighbour's view in a terminal."""
+"""Comparisons, figures and searches in a terminal."""
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from privsgp.accounting.shown import span_up, up
 from privsgp.report.terminal import out, show_lines, show_table
 from privsgp.research import claims
 from privsgp.runs.views import LABELS, clocked
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 def show_comparison(comparison: dict[str, Any]) -> None:
@@ -69,25 +63,6 @@ def _mean(spread: dict[str, Any] | None) -> float | None:
 
 def _three(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"
-
-
-_MOST_SITES = 9  # for which a matrix fits into eighty characters
-
-
-def show_view(epsilon: NDArray[np.float64], delta: float, guarantee: float) -> None:
-    """Print what each site learns of each other: the matrix where it fits, else the most and the least of each."""
-    from privsgp.research.observer import NOTE
-
-    words = f"what one site learns of another: ε at δ = {up(delta)}; against everybody {up(guarantee)}"
-    out.print(words, style="bold", soft_wrap=True, highlight=False)
-    columns = [f"of {j}" for j in range(len(epsilon))]
-    rows = [["–" if math.isnan(value) else up(value, 3) for value in row] for row in epsilon]
-    if len(epsilon) > _MOST_SITES:
-        columns = ["the most", "of site", "the least", "of site"]
-        ends = [(int(np.nanargmax(row)), int(np.nanargmin(row))) for row in epsilon]
-        rows = [[rows[i][most], str(most), rows[i][least], str(least)] for i, (most, least) in enumerate(ends)]
-    show_table(None, ("observer", *columns), [[str(i), *row] for i, row in enumerate(rows)], words=())
-    show_lines([NOTE])
 
 
 def show_tuned(found: dict[str, Any]) -> None:

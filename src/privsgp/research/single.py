@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from privsgp.algorithms.algorithm import Algorithm, Network, Trust, clipped_mean
-from privsgp.algorithms.block import State, moved
+from privsgp.algorithms.algorithm import Algorithm, Network, Trust
+from privsgp.algorithms.block import State, clipped_mean, moved
 from privsgp.algorithms.events import Release, Step
 from privsgp.algorithms.push_sum import PrivSGP
 

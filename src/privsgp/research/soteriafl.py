@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean, difference_mean, full_mean
-from privsgp.algorithms.block import Drawn, Settings, State
+from privsgp.algorithms.algorithm import Algorithm, Network
+from privsgp.algorithms.block import Drawn, State, clipped_mean, difference_mean, full_mean
 from privsgp.algorithms.events import Release, Step, ToServer
 from privsgp.algorithms.push_sum import PrivSGP
 from privsgp.algorithms.saga import PrivSGPVR, SagaOptions, init_table, restore_table, saga_estimate
@@ -74,11 +74,6 @@ class SoteriaFL(Algorithm):
     @abstractmethod
     def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
         """Return the nodes' ĝ_i [m, d] at x, before noise."""
-
-    @staticmethod
-    def sent_bytes(settings: Settings, dim: int, number: int) -> int:
-        """Return the length of a compressed message."""
-        return settings.own(CompressionOptions).make(dim).kept * number
 
     def begin(self, z: Tensor) -> None:
         """s_i = s = 0."""

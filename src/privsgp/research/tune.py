@@ -18,13 +18,13 @@ from privsgp.planner import settle as planning
 from privsgp.planner.noise import Method, Network, NoiseNeeded
 from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
 from privsgp.runs import budgets as protection
-from privsgp.runs.config import Config, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from privsgp.audit.audit import Stage
+    from privsgp.runs.config import Config
 
 LONGEST = 128  # steps of a rehearsal; a longer run takes as many coarser ones
 BETTER = 0.002  # of the score: less is chance
@@ -69,9 +69,8 @@ def tune(
 def start(config: Config) -> Trial:
     """Return the configuration's own values."""
     a = config.algorithm
-    step_size = a.step_size.mean if isinstance(a.step_size, Schedule) else config.step_size(0)
     share = (a.average_share or FinalModel.share) if a.average == "tail" else 0.0
-    return Trial(step_size, protection.settings(config).clip, float(a.batch), a.steps, a.momentum, share)
+    return Trial(config.step_size, protection.settings(config).clip, float(a.batch), a.steps, a.momentum, share)
 
 
 def applied(config: Config, trial: Trial) -> Config:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from privsgp.accounting.ledger import Segment
     from privsgp.accounting.policy import Policy
     from privsgp.data.dataset import Dataset
-    from privsgp.data.same_records import Hashes
+    from privsgp.data.hashes import Hashes
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from privsgp.accounting import calibration
 from privsgp.accounting.counting import Count, Filter, count
 from privsgp.accounting.mechanisms import Saga, Shared
-from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, solve, trust_curve
+from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, trust_curve
+from privsgp.accounting.sharing import solve
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.engine.spec import Protection
@@ -145,12 +146,17 @@ def calibrate_nodes(
     bare = [
         algorithm.mechanism(made, sigma=sigmas[i], batch=batches[i], samples=samples[i], kappa=slack) for i in range(n)
     ]
-    graph = noise_graph(config, n)
+    graph, world = noise_graph(config, n), world or World()
+    if graph is not None and config.seed is None and not world.alone:
+        raise Refused(
+            f"privacy.noise = {config.privacy.noise!r} in {world.size} processes",
+            "take 'independent' under torchrun; sites that share noise use `privsgp join`, which exchanges signed keys",
+        )
     mechanisms = [m.changed(coordinates=coordinates) for m in bare]
     if graph is not None:
         mechanisms = [Shared(m, config.honest, graph.partners) for m in mechanisms]
 
-    world, needed = world or World(), functools.cache(Count.sigma)  # nodes that are alike need the same
+    needed = functools.cache(calibration.needed)  # nodes that are alike need the same
     if allowance is not None:
 
         def calibrated(i: int) -> float:

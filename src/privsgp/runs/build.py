@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,14 +17,12 @@ from privsgp.features.options import pretraining
 from privsgp.gradients import Layout
 from privsgp.gradients.rounding import kappa, least_difference_clip
 from privsgp.gradients.rules.ruled import positions
-from privsgp.randomness.independent import IndependentNoise
+from privsgp.randomness.noise import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs.budgets import calibrate_nodes, settings, spare
 from privsgp.runs.card import card
 from privsgp.runs.problem import Problem, layout
-from privsgp.runs.resolve import make_graph
 from privsgp.seeds import public_seed
-from privsgp.transport.lossy import Faults
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.accounting.ledger import Segment
-    from privsgp.engine.averaging import FinalModel
     from privsgp.graph import Graph
     from privsgp.runs.config import Config
     from privsgp.runs.resolve import Resolved
@@ -44,7 +40,6 @@ def build_run(
     resolved: Resolved,
     earlier: Sequence[Sequence[Segment]] = (),
     world: World | None = None,
-    faults: Faults | None = None,
     agreed: dict[str, Any] | None = None,
 ) -> RunSpec:
     """Decide everything: σ_i from budgets, the clock, the device. What is impossible is refused here.
@@ -54,8 +49,8 @@ def build_run(
     config, problem, network = resolved.counted, resolved.problem, resolved.graph
     device, dtype, a = chosen_device(config.engine.device), getattr(torch, config.engine.dtype), config.algorithm
     use_tensor_cores(device)
-    steps, dim = a.steps, Layout.of(problem.model).dim
-    clock = make_clock(config, network, dim * dtype.itemsize)
+    steps, dim, step_size = a.steps, Layout.of(problem.model).dim, config.step_size
+    clock = make_clock(config, network)
     releases = [clock.released(i, steps) for i in range(network.nodes)] if isinstance(clock, Events) else ()
     learning = _learning(problem, device, dtype)
     places = positions(learning.model, learning.made_up()[0])
@@ -78,18 +73,17 @@ def build_run(
         graph=network,
         clock=clock,
         steps=steps,
-        step_size=config.step_size,
+        step_size=lambda _k: step_size,
         device=device,
         dtype=dtype,
         evaluate_every=config.engine.evaluate_every or max(1, steps // 10),
         checkpoint_every=_checkpoint_every(config, protection),
         block=problem.block,
-        faults=faults,
         layout=layout(config),
         momentum=a.momentum,
         weights=_weights(config, problem.samples, protection),
-        final_model=_final_model(config, faults),
-        noise=IndependentNoise() if c is None else PairwiseNoise(c, config.honest, config.shared_hash()),
+        final_model=a.final_model,
+        noise=IndependentNoise() if c is None else PairwiseNoise(c, config.honest),
         sites=config.data.sites or (),
         share_metrics=config.test_is_public,
         pretraining=pretraining(config.features.name),
@@ -107,56 +101,18 @@ def _weights(config: Config, samples: Sequence[int], protection: Protection) -> 
     return node_weights(config.algorithm.weights, samples, [m.sigma for m in protection.mechanisms])
 
 
-def _final_model(config: Config, faults: Faults | None) -> FinalModel:
-    a = config.algorithm
-    if faults is not None and (a.average != "none" or a.final_mixing):
-        raise Refused(
-            f"algorithm.average = {a.average!r} and algorithm.final_mixing = {a.final_mixing} with simulated faults",
-            "leave them out: nodes that leave or fall behind have no common average",
-        )
-    return a.final_model
-
-
-def make_clock(config: Config, network: Graph, message_bytes: int) -> Waiting | Events:
-    """Say when each step is done, or who acts when; messages of `message_bytes` bytes. All of it is public."""
+def make_clock(config: Config, network: Graph) -> Waiting | Events:
+    """Say when each step is done, or who acts when. All of it is public."""
     c, algorithm = config.clock, ALGORITHMS[config.algorithm.name]
     times = Times(
-        network.nodes, c.compute, c.mean, c.spread or 0.0, c.latency, c.bandwidth or math.inf,
+        network.nodes, c.compute, c.mean, c.spread or 0.0,
         tuple(c.stragglers) if isinstance(c.stragglers, list) else c.stragglers, c.slowdown,
         public_seed(config.seed, config.shared_hash(), "clock"),
     )  # fmt: skip
-    number = getattr(torch, config.engine.dtype).itemsize
-    sent = algorithm.sent_bytes(settings(config), message_bytes // number, number)
-    message = (times.message(sent) + times.message(message_bytes)) / 2  # what a server sends back is not compressed
     if algorithm.asynchronous:
-        return schedule(times, network, config.algorithm.steps, message)
+        return schedule(times, network, config.algorithm.steps, c.latency)
     hears: dict[str, Hears] = {"server": "server", "alone": "nobody"}
-    return Waiting(times, network, message, hears.get(algorithm.network, "neighbours"))
-
-
-def simulated_faults(
-    config: Config, *, drop: float, delay: int, crash: Sequence[str], leave: Sequence[str], staleness: int
-) -> Faults | None:
-    """Read the faults of a simulated network; which message is lost is public randomness."""
-    if drop or delay or crash or leave:
-        refuse_faults(config)
-    seed = public_seed(config.seed, config.shared_hash(), "faults")
-    faults = Faults.parse(
-        make_graph(config), drop=drop, delay=delay, crash=crash, leave=leave, staleness=staleness, seed=seed
-    )
-    if faults is not None:
-        faults.refuse_late(config.algorithm.steps)
-    return faults
-
-
-def refuse_faults(config: Config) -> None:
-    """Refuse simulated faults where a lost message would be lost for good."""
-    algorithm = ALGORITHMS[config.algorithm.name]
-    if algorithm.network != "directed" or algorithm.asynchronous:
-        raise Refused(
-            f"faults with algorithm.name = {config.algorithm.name!r}",
-            "only push-sum copes with lost messages: take 'privsgp-vr', say. [clock] simulates asynchrony",
-        )
+    return Waiting(times, network, c.latency, hears.get(algorithm.network, "neighbours"))
 
 
 def _learning(problem: Problem, device: torch.device, dtype: torch.dtype) -> Learning:

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from privsgp import __version__, features
 from privsgp.data.images import ImageOptions
+from privsgp.data.schema_text import written
 from privsgp.data.text import TextOptions
 from privsgp.errors import Refused, visible
 from privsgp.files import parsed
@@ -109,7 +110,7 @@ def card(config: Config, problem: Problem) -> dict[str, Any]:
         "encoder": None if encoder is None else features.digest(encoder),
         "frozen": frozen_digest(problem.model),
         "dtype": config.engine.dtype,
-        "schema_text": None if d.schema is None else d.schema.toml(),
+        "schema_text": None if d.schema is None else written(d.schema),
         **{key: value for key, value in optional.items() if value is not None},
         "class_names": None if named is None else named.labels,
         "privacy": {

@@ -18,7 +18,7 @@ import re
 import tomllib
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -33,13 +33,15 @@ from pydantic import (
 
 from privsgp.accounting.mechanisms import Accountant, nominal
 from privsgp.algorithms import ALGORITHMS, PushSum
-from privsgp.algorithms.algorithm import Trust  # noqa: TC001 - a field has this type
+from privsgp.algorithms.algorithm import Trust
 from privsgp.algorithms.update_rule import UpdateOptions
 from privsgp.data import schema as schemas
 from privsgp.data.images import ImageOptions
-from privsgp.data.loading import BUILT_IN, Form
+from privsgp.data.loading import Form
 from privsgp.data.partitions import PARTITIONS
 from privsgp.data.partitions import check as check_partition
+from privsgp.data.published import BUILT_IN
+from privsgp.data.schema_text import written
 from privsgp.data.tables import is_table
 from privsgp.data.text import TextOptions
 from privsgp.engine.averaging import FinalModelOptions
@@ -166,15 +168,28 @@ class GraphSection(Options):
     name: Annotated[str, _one_of(GRAPHS)] = option("exponential", "the network")
 
 
-def _left_to_the_planner(keys: Sequence[str], values: Any) -> tuple[tuple[str, ...], Any]:  # noqa: ANN401 - any kind
-    """Return the keys of a section that are "auto", and the section without them."""
-    if not isinstance(values, dict):
-        return (), values
-    auto = tuple(key for key in keys if values.get(key) == "auto")
-    return auto, {key: value for key, value in values.items() if key not in auto}
+class _Planned(Options):
+    """A section with keys that "auto" leaves to the planner: their values are then only defaults."""
+
+    may_be_auto: ClassVar[tuple[str, ...]]
+    _auto: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def auto(self) -> tuple[str, ...]:
+        """The keys that are left to the planner."""
+        return self._auto
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _leave_to_the_planner(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401
+        given = values if isinstance(values, dict) else {}
+        auto = tuple(key for key in cls.may_be_auto if given.get(key) == "auto")
+        checked = handler({key: value for key, value in given.items() if key not in auto} if auto else values)
+        checked._auto = auto or checked._auto
+        return checked
 
 
-class Privacy(Options):
+class Privacy(_Planned):
     """Budgets, or fixed noise; one value, or a list with one per node."""
 
     epsilon: Positive | list[Positive] | None = option(None, "ε_i: the budget that noise is calibrated for")
@@ -188,15 +203,7 @@ class Privacy(Options):
     noise: Annotated[str, _one_of(NOISES)] = option(
         "independent", "each node's own; pairwise: shared by pairs of nodes, it cancels in the average"
     )
-    _auto: tuple[str, ...] = PrivateAttr(())
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _leave_to_the_planner(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401
-        auto, rest = _left_to_the_planner(("clip",), values)
-        checked = handler(rest)
-        checked._auto = auto or checked._auto
-        return checked
+    may_be_auto: ClassVar[tuple[str, ...]] = ("clip",)
 
     @property
     def nominal(self) -> bool:
@@ -209,56 +216,16 @@ class Privacy(Options):
         return 0 in (self.sigma if isinstance(self.sigma, list) else [self.sigma])
 
 
-class Schedule(Options):
-    """A step size that falls from `start` to `end` over the run.
-
-    Example:
-        >>> import privsgp
-        >>> privsgp.Schedule(schedule="linear", start=0.2, hold=0.5).at(0, steps=100)
-        0.2
-
-    """
-
-    schedule: Literal["cosine", "linear"] = option(..., "how it falls")
-    start: Positive = option(..., "γ at the first step")
-    end: NotNegative = option(0.0, "γ at the last step")
-    hold: Annotated[float, Field(ge=0, lt=1)] = option(0.0, "share of the steps before it begins to fall")
-
-    @property
-    def mean(self) -> float:
-        """The mean of γ_k: what γK is divided by K."""
-        return self.hold * self.start + (1 - self.hold) * (self.start + self.end) / 2
-
-    def at(self, k: int, steps: int) -> float:
-        """Return γ_k."""
-        done = max(0.0, (k / max(1, steps - 1) - self.hold) / (1 - self.hold))
-        left = (1 + math.cos(math.pi * done)) / 2 if self.schedule == "cosine" else 1 - done
-        return self.end + (self.start - self.end) * left
-
-
-class AlgorithmSection(UpdateOptions, FinalModelOptions):
+class AlgorithmSection(_Planned, UpdateOptions, FinalModelOptions):
     """The method. Name, batch, steps, step_size and weights may be "auto": the planner chooses them."""
 
     name: Annotated[str, _one_of(ALGORITHMS)] = option("privsgp-vr", "the method")
     batch: Positive = option(16, "b: expected samples a step, at the mean size; node i draws with q = b/J̄")
     steps: Count = option(300, "K")
-    step_size: Positive | Literal["theory"] | Schedule = option(0.2, "γ; theory: √(n/K)")
+    step_size: Positive | Literal["theory"] = option(0.2, "γ; theory: √(n/K)")
     sampling: Literal["poisson", "fixed"] = option("poisson", "a coin a sample, or batches of one size")
     trust: Trust | None = option(None, "what an adversary sees; left out: the method's own")
-    _auto: tuple[str, ...] = PrivateAttr(())
-
-    @property
-    def auto(self) -> tuple[str, ...]:
-        """The keys whose values here are only their defaults, because the planner is to choose them."""
-        return self._auto
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _leave_to_the_planner(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401
-        auto, rest = _left_to_the_planner(AUTO, values)
-        checked = handler(rest)
-        checked._auto = auto or checked._auto
-        return checked
+    may_be_auto: ClassVar[tuple[str, ...]] = AUTO
 
 
 class Clock(Options):
@@ -276,8 +243,7 @@ class Clock(Options):
     )
     mean: Positive = option(1.0, "seconds that a gradient takes")
     spread: Positive | None = option(None, "standard deviation / mean of lognormal times")
-    latency: NotNegative = option(0.0, "seconds that a message takes, however short")
-    bandwidth: Positive | None = option(None, "bytes a second; left out: no limit")
+    latency: NotNegative = option(0.0, "seconds that a message takes")
     stragglers: Annotated[float, Field(ge=0, le=1)] | list[Annotated[int, Field(ge=0)]] = option(
         0.0, "slow nodes: a fraction of them, or a list of their numbers"
     )
@@ -351,17 +317,16 @@ class Config(Options):
     @property
     def auto(self) -> tuple[str, ...]:
         """The keys, with their sections, that are left to the planner: their values here are only defaults."""
-        clip = [f"privacy.{key}" for key in self.privacy._auto]
-        return (*(f"algorithm.{key}" for key in self.algorithm.auto), *clip)
+        both = ("algorithm", self.algorithm), ("privacy", self.privacy)
+        return tuple(f"{name}.{key}" for name, section in both for key in section.auto)
 
     def settled(self, values: Mapping[str, Any]) -> Config:
         """Return the same configuration with the planner's values, by key; nothing is "auto" any more."""
-        given: dict[str, dict[str, Any]] = {"algorithm": {}, "privacy": {}}
-        for key, value in values.items():
-            section, name = key.split(".")
-            given[section][name] = value
-        privacy = self.with_section("privacy", **given["privacy"]) if given["privacy"] else self
-        return privacy.with_section("algorithm", **given["algorithm"])
+        clip = {"clip": values[CLIP]} if CLIP in values else {}
+        settled = self.with_section("privacy", **clip) if clip else self
+        return settled.with_section(
+            "algorithm", **{key.removeprefix("algorithm."): value for key, value in values.items() if key != CLIP}
+        )
 
     @property
     def base(self) -> Path:
@@ -531,12 +496,11 @@ class Config(Options):
         """Whether it adds noise that nobody can compute again: what it releases is paid for."""
         return self.private and self.seed is None
 
-    def step_size(self, k: int) -> float:
-        """Return γ_k: a constant, the paper's √(n/K), or a schedule's."""
-        given, steps = self.algorithm.step_size, self.algorithm.steps
-        if isinstance(given, Schedule):
-            return given.at(k, steps)
-        return math.sqrt(self.data.nodes / steps) if given == "theory" else float(given)
+    @property
+    def step_size(self) -> float:
+        """γ: as given, or the paper's √(n/K)."""
+        given = self.algorithm.step_size
+        return math.sqrt(self.data.nodes / self.algorithm.steps) if given == "theory" else float(given)
 
     def options(self, section: str) -> dict[str, Any]:
         """Return the values of the keys that the chosen component brings to a section."""
@@ -592,7 +556,7 @@ class Config(Options):
     def toml(self) -> str:
         """Write the configuration out in full, defaults included."""
         values = self.model_dump(mode="json", exclude_none=True)
-        schema = "" if self.data.schema is None else "\n" + self.data.schema.toml("data.schema.")
+        schema = "" if self.data.schema is None else "\n" + written(self.data.schema, "data.schema.")
         values["data"].pop("schema", None)
         top = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, dict)]
         for section, keys in values.items():
@@ -685,8 +649,9 @@ def _drop_gone(values: dict[str, Any]) -> dict[str, Any]:
         section, name = key.split(".")
         if (given := values.get(section, {}).pop(name, unused)) != unused:
             gone[key] = given
-    if isinstance(clip := values.get("privacy", {}).get("clip"), dict):  # it could change over the run
-        gone["privacy.clip"], values["privacy"]["clip"] = clip, clip.get("start")
+    for section, key in (("privacy", "clip"), ("algorithm", "step_size")):  # which could change over the run
+        if isinstance(given := values.get(section, {}).get(key), dict):
+            gone[f"{section}.{key}"], values[section][key] = given, given.get("start")
     for section, key, former in _FORMER:
         if values.get(section, {}).get(key) in former:
             gone[f"{section}.{key}"] = values[section].pop(key)
@@ -754,10 +719,10 @@ def _refusal(error: ValidationError, kind: type[Config], values: dict[str, Any])
     found: dict[str, list[str]] = {}
     errors = error.errors(include_url=False)
     unknown = [e for e in errors if e["loc"] in [(name, s.key) for name, s in SECTIONS.items()]]
-    for e in unknown or errors:  # of a component that nobody knows, nobody knows the keys
-        if not _off_the_point(e):
-            what, remedy = _told(e, kind, values)
-            found.setdefault(what, []).append(remedy)
+    errors_here = unknown or errors  # of a component that nobody knows, nobody knows the keys
+    for e in [e for e in errors_here if not _off_the_point(e)] or errors_here:
+        what, remedy = _told(e, kind, values)
+        found.setdefault(what, []).append(remedy)
     for what in found.keys() & {f"{key} = {e['input']!r}" for e in errors for key in _MAY_BE_AUTO}:
         found[what].append("'auto', which leaves it to the planner")
     return Refused("\n".join(found), "\n  → ".join(" or ".join(remedies) for remedies in found.values()))
@@ -786,8 +751,8 @@ def _told(e: ErrorDetails, kind: type[Config], values: dict[str, Any]) -> tuple[
 
 
 def _named(location: Sequence[int | str]) -> list[str]:
-    """Leave out pydantic's names of the types it tried: int, Schedule, list[constrained-float], …"""
-    tried = ("float", "int", "Schedule")
+    """Leave out pydantic's names of the types it tried: int, list[constrained-float], …"""
+    tried = ("float", "int")
     return [str(p) for p in location if isinstance(p, int) or (p.isidentifier() and p not in tried)]
 
 
@@ -804,7 +769,7 @@ def _unknown(path: list[str], value: object, kind: type[Config], values: dict[st
         return f"{said} with {where}", f"leave it out, or take {' or '.join(map(repr, users))}"
     found: Any = kind
     for name in sections:
-        told = found.model_fields[name].annotation  # a section, or a union with one: a schedule, or None for no such
+        told = found.model_fields[name].annotation  # a section, or a union with one and None
         found = next(one for one in (told, *get_args(told)) if hasattr(one, "model_fields"))
     known = list(found.model_fields)
     return f"unknown key {said}", f"known keys here: {', '.join(known)}{_close(last, known)}"
@@ -826,6 +791,7 @@ GONE: dict[str, tuple[str, Any]] = {
         "leave it out: privsgp puts a table on the device, or in memory if it has no room",
         "auto",
     ),
+    "clock.bandwidth": ("leave it out: clock.latency is what a message takes", None),
     "plan.may_spend": ("leave it out: a plan never looks at the nodes' own data", False),
     "plan.evaluations": ("leave it out: a node evaluates algorithm.batch × algorithm.steps gradients", None),
 }

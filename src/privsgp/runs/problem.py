@@ -14,8 +14,9 @@ import numpy as np
 
 from privsgp import data, models
 from privsgp.algorithms import ALGORITHMS
+from privsgp.data.hashes import hashes_of
 from privsgp.data.loading import file_path, same_file, site_paths, with_test
-from privsgp.data.same_records import hashes_of, is_tested_on_own
+from privsgp.data.same_records import is_tested_on_own
 from privsgp.data.tables import is_table
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from privsgp.data.same_records import Hashes
-    from privsgp.data.samples import Fields
+    from privsgp.data.fields import Fields
+    from privsgp.data.hashes import Hashes
     from privsgp.runs.config import Config
 
 

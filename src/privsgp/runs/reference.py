@@ -5,12 +5,11 @@ from __future__ import annotations
 from privsgp.data.images import ImageOptions
 from privsgp.data.text import TextOptions
 from privsgp.options import Key, Options, keys
-from privsgp.runs.config import SECTIONS, Config, Schedule
+from privsgp.runs.config import SECTIONS, Config
 
 TABLES: dict[tuple[str, str], type[Options]] = {  # within a section
     ("data", "images = { … }"): ImageOptions,
     ("data", "text = { … }"): TextOptions,
-    ("algorithm", "step_size = { … }"): Schedule,
 }
 
 

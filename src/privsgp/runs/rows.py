@@ -17,10 +17,12 @@ from privsgp.accounting.book import Book
 from privsgp.data import schema as schemas
 from privsgp.data import tables
 from privsgp.data.dataset import inputs, targets, tokens
+from privsgp.data.fields import Fields
+from privsgp.data.hashes import hashes
 from privsgp.data.images import ImageOptions, bare_images, is_image
 from privsgp.data.loading import Form, read_arrays
-from privsgp.data.same_records import hashes, in_common
-from privsgp.data.samples import Fields, are_fields, field_arrays, is_dataset, pair, plain
+from privsgp.data.same_records import in_common
+from privsgp.data.samples import are_fields, field_arrays, is_dataset, packed, pair, plain
 from privsgp.data.text import TextOptions
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
@@ -158,7 +160,7 @@ def _packed(x: Any, fields: Fields) -> NDArray[np.float32]:  # noqa: ANN401 - wh
     if not are_fields(given) or set(wanted) != set(given if isinstance(given, dict) else range(len(given))):
         raise Refused(f"x has other inputs than the model, which takes {wanted}", "give a mapping, or a tuple, of all")
     ordered = given if fields.names is None else {name: given[name] for name in fields.names}
-    return fields.pack(field_arrays(ordered), "x")
+    return packed(fields, field_arrays(ordered), "x")
 
 
 def labels(y: ArrayLike, card: dict[str, Any]) -> NDArray[Any]:

@@ -14,17 +14,17 @@ from privsgp.algorithms.saga import SagaOptions
 from privsgp.data.images import ImageOptions as Images
 from privsgp.data.text import TextOptions as Text
 from privsgp.features.options import ScatteringOptions
-from privsgp.graph.families import RandomOptions
+from privsgp.graph.sequences import RandomOptions
 from privsgp.options import Options
 from privsgp.randomness import PairwiseOptions
 from privsgp.runs import config as configs
-from privsgp.runs.config import Clock, Engine, Schedule
+from privsgp.runs.config import Clock, Engine
 from privsgp.runs.config import PlanSection as Plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Algorithm", "Clock", "Engine", "Features", "Graph", "Images", "Plan", "Privacy", "Schedule", "Text"]
+__all__ = ["Algorithm", "Clock", "Engine", "Features", "Graph", "Images", "Plan", "Privacy", "Text"]
 
 
 class Privacy(configs.Privacy, PairwiseOptions):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
-import json
 import platform
 import uuid
 from pathlib import Path
@@ -19,19 +17,18 @@ from privsgp.accounting import ledger
 from privsgp.accounting import policy as policies
 from privsgp.accounting.book import Book
 from privsgp.algorithms import ALGORITHMS
-from privsgp.engine.evaluate import present
 from privsgp.engine.folder import Folder, refuse_used, write_tensors
 from privsgp.engine.trainer import Outcome, Trainer
 from privsgp.errors import Refused, Stopped
 from privsgp.files import finite, write, write_json
 from privsgp.gradients import Layout
 from privsgp.options import NotNegative
-from privsgp.outside import Hash, shown
+from privsgp.outside import Hash
 from privsgp.runs import booked, views
 from privsgp.runs import card as cards
 from privsgp.runs import config as configs
 from privsgp.runs.budgets import declared
-from privsgp.runs.build import build_run, refuse_faults
+from privsgp.runs.build import build_run
 from privsgp.runs.problem import Problem, layout, weights_digest
 from privsgp.runs.resolve import resolve
 from privsgp.runs.result import Result, load_result
@@ -47,13 +44,6 @@ if TYPE_CHECKING:
     from privsgp.engine.trainer import Watcher
     from privsgp.runs.config import Config
     from privsgp.runs.resolve import Resolved
-    from privsgp.transport.lossy import Faults
-
-# What a process checks in a summary that another one wrote for it.
-_PROMISED = (
-    "simulation", "relation", "accountant", "trust", "epsilon_spent", "epsilon_budget", "delta", "sigma", "samples",
-    "releases",
-)  # fmt: skip
 
 
 def run(
@@ -66,25 +56,24 @@ def run(
     ledgers: Path | None = None,
     watch: Watcher | None = None,
     plan: dict[str, Any] | None = None,
-    faults: Faults | None = None,
     world: World | None = None,
 ) -> Result:
     """Train, and leave a complete run folder behind. On a finished run `resume` changes nothing.
 
     `moved` says that the run's folder was taken to another disk or machine, and that no copy of it goes on elsewhere.
     `ledgers` is the ledger folder of an earlier run on the same data: its budget is what this run may go on spending.
-    `plan` is kept as plan.json: what `planning.settle` chose for "auto", and why. `faults` are of a simulated network.
-    `world` are the processes that torchrun started: this call then runs
-    one process's share, and resumes by itself after a restart.
+    `plan` is kept as plan.json: what `planning.settle` chose for "auto", and why.
+    `world` are the processes that torchrun started: this call then runs one process's share, and resumes by itself
+    after a restart.
     """
     world, ledgers = world or World(), None if ledgers is None else _ledger_folder(ledgers)
     with world.leaving(), contextlib.ExitStack() as locks:
         folder, resolved = _resolve(config, problem, out, world, resume=resume)
-        around = _circumstances(resolved, world, faults)
+        around = _circumstances(resolved, world)
         if _is_finished(folder, resolved.config, around, world, resume=resume):
             return load_result(folder, problem.model, problem.encoder, cards.card(resolved.config, problem))
         earlier, records = _budgets(resolved, folder, ledgers, world)
-        spec = build_run(resolved, earlier, world, faults)
+        spec = build_run(resolved, earlier, world)
         training = Trainer(spec, folder, watch, world)
         world.all_or_none(lambda: locks.enter_context(folder.locked()))
         beside = _open(spec, resolved, folder, world, around, records, ledgers=ledgers, moved=moved, plan=plan)
@@ -167,18 +156,13 @@ def _train(training: Trainer, folder: Folder) -> Outcome:
         training.close()
 
 
-def _circumstances(resolved: Resolved, world: World, faults: Faults | None) -> dict[str, Any]:
-    """Return what a resumed run must find as it was; refuse what the algorithm cannot do with."""
+def _circumstances(resolved: Resolved, world: World) -> dict[str, Any]:
+    """Return what a resumed run must find as it was; refuse several processes for a method of one."""
     algorithm = ALGORITHMS[resolved.config.algorithm.name]
-    if faults is not None:
-        refuse_faults(resolved.config)
-    in_one = faults is not None or algorithm.asynchronous or algorithm.network in ("server", "alone")
-    if in_one and not world.alone:
-        what = f"algorithm.name = {algorithm.name!r}" if faults is None else "faults"
-        raise Refused(f"{what} with {world.size} processes", "run it in one process, without torchrun")
-    around = {"processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults)}
-    told: dict[str, Any] = json.loads(json.dumps(around))
-    return told
+    if not world.alone and (algorithm.asynchronous or algorithm.network in ("server", "alone")):
+        what = f"algorithm.name = {algorithm.name!r} with {world.size} processes"
+        raise Refused(what, "run it in one process, without torchrun")
+    return {"processes": world.size}
 
 
 def _ledger_folder(path: Path) -> Path:
@@ -286,14 +270,13 @@ def _finish(
 ) -> Result:
     """Write the nodes' models, the average model where it is known, and a summary in each of the run's folders.
 
-    Guarantee: what a summary says of a folder's own nodes is what their processes counted by their own ledgers.
+    Guarantee: what a summary says of a process's own nodes is what that process counted by its own ledgers.
     """
     layout = Layout.of(spec.learning.model)
     if outcome.average is not None:
         save_model(folder.model, layout, outcome.average, spec.card)
-    for i, z, stayed in zip(spec.here, outcome.state.z, present(outcome.state), strict=True):
-        if stayed:
-            save_model(folder.node(i), layout, z, spec.card)
+    for i, z in zip(spec.here, outcome.state.z, strict=True):
+        save_model(folder.node(i), layout, z, spec.card)
     p, private = spec.protection, spec.algorithm.private
     own = [finite(p.epsilon(i, outcome.releases[i])) if private else None for i in spec.here]
     spent = world.all_gather_nodes(own, NotNegative | None, spec.nodes)
@@ -305,19 +288,7 @@ def _finish(
         write(folder.path / cards.NAME, cards.markdown(dict(spec.card), views.of(found, folder.path)))
         write_json(folder.summary, found)
     world.all_gather(None, None)
-    world.all_or_none(lambda: _refuse_other_summary(folder, found))
     return load_result(folder, spec.learning.model, encoder, dict(spec.card))
-
-
-def _refuse_other_summary(folder: Folder, expected: dict[str, Any]) -> None:
-    """Refuse a summary, written by another process of the same folder, that is not what this one would have written."""
-    written = json.loads(folder.summary.read_text()) if folder.summary.exists() else {}
-    if differ := [key for key in _PROMISED if written.get(key) != expected[key]]:
-        theirs, ours = (shown(values.get(differ[0])) for values in (written, expected))
-        raise Refused(
-            f"{folder.summary} says {differ[0]} = {theirs}, and this process counted {ours}",
-            "believe the ledgers (privsgp ledger), and ask who wrote the summary",
-        )
 
 
 def save_model(path: Path, layout: Layout, x: Tensor, card: Mapping[str, Any]) -> None:

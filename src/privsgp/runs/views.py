@@ -187,13 +187,10 @@ class RunView:
         if not shared:
             return []
         curve = ", ".join(f"{int(h)}: {bound(epsilon)}" for h, epsilon in shared["curve"])
-        said = [
+        return [
             f"only if {shared['honest']} of {n} sites are honest, the site itself included: {HONEST}",
             f"ε of the site that has spent most, by the number of honest sites: {curve}",
         ]
-        if (self.identity.get("circumstances") or {}).get("processes", 1) > 1:
-            said += ["the first process passed on the public keys: it is honest too, unless transcripts were compared"]
-        return said
 
     @property
     def not_covered(self) -> list[str]:

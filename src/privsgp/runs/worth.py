@@ -14,7 +14,7 @@ import torch
 from privsgp import metrics as measures
 from privsgp.accounting.book import Book
 from privsgp.data import tables
-from privsgp.data.same_records import hashes
+from privsgp.data.hashes import hashes
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.files import write_private
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from privsgp.data.same_records import Hashes
+    from privsgp.data.hashes import Hashes
     from privsgp.runs.result import Result
 
 NAME = "worth.json"

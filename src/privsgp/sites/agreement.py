@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     Fault = tuple[bool, str, str]  # whether it is there, what is wrong, and what to do
 
 ALLOWED = ("privsgp", "privsgp-vr", "privsgp-sag", "sgp")
-FEATURES = ("none", "scattering")
+FEATURES = ("none", "scattering", "synthetic-encoder")
 _MOST_FEATURES = 4096  # of filters, of directions, …: what is made before it can be compared with a size
 _CLOSE = 1e-6  # by which noise that two sites computed may differ
 
@@ -130,7 +130,7 @@ class Agreement(Study):
 
     @cached_property
     def step_norm(self) -> float | None:
-        """How far one step moves x, γ (C + σ √d), by the largest γ and σ; None where nothing is clipped.
+        """How far one step moves x, γ (C + σ √d), by the largest σ; None where nothing is clipped.
 
         The mean of a batch's clipped gradients is about C long at most, and the noise σ √d.
         """
@@ -139,8 +139,7 @@ class Agreement(Study):
         c, shared, sigma = self.config, self.shared_noise, max(self.sigma)
         if shared is not None:
             sigma = math.sqrt(max(shared.own) + (len(self.roster) - 1) * shared.pair)
-        longest = max(c.step_size(0), c.step_size(c.algorithm.steps - 1))
-        return float(longest * (c.privacy.clip + sigma * math.sqrt(self.weights)))
+        return float(c.step_size * (c.privacy.clip + sigma * math.sqrt(self.weights)))
 
     @property
     def algorithm(self) -> str:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from privsgp.accounting.chain import write_all
 from privsgp.errors import Refused
-from privsgp.files import opened, sync_names, write_all
+from privsgp.files import opened, sync_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -22,12 +22,13 @@ from privsgp import data, models
 from privsgp.accounting import ledger
 from privsgp.accounting import policy as policies
 from privsgp.data.dataset import settle
+from privsgp.data.hashes import hashes_of
 from privsgp.data.loading import is_file, read_file, same_file, with_test
-from privsgp.data.same_records import hashes_of, is_tested_on_own
+from privsgp.data.same_records import is_tested_on_own
 from privsgp.data.tables import is_table
 from privsgp.engine import checkpoint
 from privsgp.engine.folder import Folder
-from privsgp.engine.stops import Stopping
+from privsgp.engine.trainer import Stopping
 from privsgp.errors import Interrupted, Refused
 from privsgp.files import finite, read_bytes, sync_names, write, write_json
 from privsgp.gradients import Layout

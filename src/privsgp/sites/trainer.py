@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from privsgp.engine.budget_guard import BudgetGuard
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
-    from privsgp.engine.stops import Stopping
-    from privsgp.engine.trainer import Watcher
+    from privsgp.engine.trainer import Stopping, Watcher
     from privsgp.randomness.protocol import KeyExchange
     from privsgp.sites.protocol.pairs import PairKeys
     from privsgp.sites.transport import SitesTransport

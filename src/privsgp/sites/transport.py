@@ -1,7 +1,7 @@
 """Push-sum of one site with the others: running sums over each link, committed before they are sent.
 
-The arithmetic is that of the simulated bad network (transport/lossy.py) for one of its nodes: what a run of sites makes
-of its messages is what the simulation makes of the same ones, bit by bit.
+The arithmetic of links is transport/link.py's. What a run of sites makes of its messages is what one process makes of
+the same ones, bit by bit (tests/sites/oracle.py).
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class SitesTransport(Transport):
     """Mixes the one node of a site with those of others."""
 
     local: ClassVar[bool] = False
-    plain: ClassVar[bool] = False
 
     def __init__(
         self, site: Site, members: Gossip, outbox: Outbox, log: Path, stop: Callable[[], bool] = lambda: False

@@ -15,10 +15,10 @@ import torch
 
 from privsgp.accounting import accountant, calibration
 from privsgp.accounting.mechanisms import Counts, Shared
-from privsgp.accounting.pairwise import NoiseGraph, solve
+from privsgp.accounting.pairwise import NoiseGraph
+from privsgp.accounting.sharing import solve
 from privsgp.errors import Refused
-from privsgp.randomness.independent import IndependentNoise
-from privsgp.randomness.noise import Source, levels, snap_
+from privsgp.randomness.noise import IndependentNoise, Source, levels, snap_
 from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.transport.in_process import InProcess
 
@@ -66,7 +66,7 @@ class Release:
     @classmethod
     def plan(
         cls, vectors: Vectors, sizes: Sequence[int], epsilon: float, delta: float, relation: Relation = "zero-out",
-        honest: int | None = None, ratio: float = 2.0, context: str = "",
+        honest: int | None = None, ratio: float = 2.0,
     ) -> Release:  # fmt: skip
         """Return the release with the least noise that is within (ε, δ) for each site.
 
@@ -94,7 +94,7 @@ class Release:
         covariance = solve(needed, honest, ratio, graph)
         worth, own = covariance.effective(honest), covariance.own_sigma
         made = [Shared(m.with_sigma(s), honest, graph.partners, min(own)) for m, s in zip(bare, worth, strict=True)]
-        return cls._counted(vectors, made, PairwiseNoise(covariance, honest, context), own, relation, delta)
+        return cls._counted(vectors, made, PairwiseNoise(covariance, honest), own, relation, delta)
 
     @classmethod
     def _counted(

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privsgp.devices import device_of
-from privsgp.threads import in_threads
+from privsgp.devices import device_of, in_threads
 from privsgp.transport.protocol import Transport
 
 if TYPE_CHECKING:
@@ -43,7 +42,6 @@ class InProcess(Transport):
     """Mixes where every node is in this process."""
 
     local: ClassVar[bool] = True
-    plain: ClassVar[bool] = True
 
     def __init__(self, graph: Graph, like: Tensor) -> None:
         self.graph, self.like = graph, like[:0]

@@ -5,8 +5,7 @@ arrived, both in float64. A message is s; who gets it adds s − g and sets g = 
 that were lost, one that comes twice adds nothing, and one that is older than the newest is ignored: what was received
 plus what is on its way, s − g, is always what was sent.
 
-`grown` is the sender's end and `gathered` the receiver's, in parts that stay in the processor's cache. A simulation has
-all links in one tensor (`lossy.py`).
+`grown` is the sender's end and `gathered` the receiver's, in parts that stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ _PART = 1 << 13  # numbers that are computed on at a time: of more, BLAS gives a
 
 
 def grown(before: Sums, x: NDArray[np.floating], w: float, share: float) -> Sums:
-    """Return a link's running sums after a step: those before it, and a share of its x and w.
-
-    Guarantee: operation for operation what `lossy.py` does, so that both come to the same bytes.
-    """
+    """Return a link's running sums after a step: those before it, and a share of its x and w."""
     after = np.empty(len(x) + 1)
     for part in parts(len(x)):
         np.multiply(x[part], share, out=after[part], dtype=np.float64)
@@ -56,8 +52,6 @@ def gathered(
     """Return x and w of a node that keeps a share of its own and adds what messages bring: sums, and those before.
 
     Each message is measured while its numbers are in the processor's cache.
-
-    Guarantee: operation for operation what `lossy.py` does, one message after the other.
     """
     mixed, total = np.empty_like(x), w * kept
     weights = [float(now[-1] - before[-1]) for now, before in taken]

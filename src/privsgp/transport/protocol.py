@@ -25,9 +25,8 @@ class Transport(Protocol):
     What most kinds have no use for has a default here.
     """
 
-    local: ClassVar[bool]  # every node is in this process: nothing leaves it before a step is over
-    plain: ClassVar[bool]  # `mix` is the product with P^k and nothing else: one kernel may do it with the step
-    once: ClassVar[bool] = False  # its links carry one exchange a step
+    # Every node is in this process: nothing leaves it before a step is over, and one kernel may do `mix` with the step.
+    local: ClassVar[bool]
     message_bytes: int  # of one message from one node to another: its numbers and its weight
 
     @abstractmethod

@@ -48,7 +48,6 @@ class TorchDistributed(Transport):
     """Mixes a block of nodes with those of other processes."""
 
     local: ClassVar[bool] = False
-    plain: ClassVar[bool] = False
 
     def __init__(self, graph: Graph, like: Tensor, world: World) -> None:
         self.graph, self.world, self.like = graph, world, like[:0]

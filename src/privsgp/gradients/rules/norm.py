@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import group_norm, layer_norm
 
+from privsgp.devices import runs_on
 from privsgp.gradients.per_sample import Piece, Plain
 from privsgp.gradients.product import Through
 from privsgp.gradients.rules.layer import Call, StackedLayer
-from privsgp.kernels import runs_on
 
 
 class _StackedNorm(StackedLayer):

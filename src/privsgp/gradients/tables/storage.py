@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from privsgp import devices
+from privsgp.devices import at_once
 from privsgp.errors import Refused
 from privsgp.files import in_units
-from privsgp.gradients.per_sample import beside
-from privsgp.kernels import at_once
+from privsgp.gradients.per_sample import beside, numbered
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,26 +36,6 @@ def place(size: int, words: str, device: torch.device) -> torch.device:
         f"a table may take {_SHARE:.0%} of that: take algorithm.table_dtype = 'bfloat16', fewer samples a node, or "
         "'privsgp', which keeps no table",
     )
-
-
-def gather(table: Tensor, rows: Tensor, like: Tensor | None = None, factor: Tensor | None = None) -> Tensor:
-    """Return table[i, rows[i, j]], times `factor` [m, b], on the device of `rows`, wherever the table lies.
-
-    The numbers have the precision of `like` and are laid out as it is.
-    """
-    samples_first = like is not None and like.stride(0) < like.stride(1)
-    if like is not None and like.is_floating_point() and table.device == rows.device and at_once(table.flatten(2)):
-        from privsgp.kernels.rows import take
-
-        m, b, numbers = *rows.shape, table[0, 0].numel()
-        out = like.new_empty(b, m, numbers).transpose(0, 1) if samples_first else like.new_empty(m, b, numbers)
-        take(table.flatten(2), rows.contiguous(), out, factor)
-        return out.view(m, b, *table.shape[2:])
-    order = _numbered(table, rows).t() if samples_first else _numbered(table, rows)
-    taken = table.flatten(0, 1).index_select(0, order.flatten()).view(*order.shape, *table.shape[2:])
-    found = taken.to(rows.device, table.dtype if like is None else like.dtype)
-    found = found.transpose(0, 1) if samples_first else found
-    return found if factor is None else found * beside(factor, found).to(found.dtype)
 
 
 def put(table: Tensor, rows: Tensor, value: Tensor, factor: Tensor) -> None:
@@ -81,7 +61,7 @@ def rounded(f: Tensor, dtype: torch.dtype) -> Tensor:
 
 def scatter(table: Tensor, rows: Tensor, value: Tensor) -> None:
     """table[i, rows[i, j]] = value[i, j]; a row that occurs twice must get the same value."""
-    order, value = _numbered(table, rows), value.to(table.dtype)
+    order, value = numbered(table, rows), value.to(table.dtype)
     if value.stride(0) < value.stride(1):
         order, value = order.t(), value.transpose(0, 1)
     table.flatten(0, 1).index_copy_(0, order.flatten(), value.flatten(0, 1).to(table.device))
@@ -89,10 +69,4 @@ def scatter(table: Tensor, rows: Tensor, value: Tensor) -> None:
 
 def clear(table: Tensor, rows: Tensor) -> None:
     """table[i, rows[i, j]] = 0."""
-    table.flatten(0, 1).index_fill_(0, _numbered(table, rows).flatten(), 0)
-
-
-def _numbered(table: Tensor, rows: Tensor) -> Tensor:
-    """Number the rows of all nodes' tables through, [m, b]."""
-    starts = torch.arange(len(rows), device=table.device)[:, None] * table.shape[1]
-    return rows.to(table.device) + starts
+    table.flatten(0, 1).index_fill_(0, numbered(table, rows).flatten(), 0)

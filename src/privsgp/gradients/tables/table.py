@@ -20,12 +20,13 @@ from privsgp.gradients.per_sample import (
     Piece,
     Plain,
     clip_pieces_,
+    gather,
     in_float64,
     kept_numbers,
     linear,
     sum_pieces,
 )
-from privsgp.gradients.tables.storage import clear, gather, place, put, rounded, scatter
+from privsgp.gradients.tables.storage import clear, place, put, rounded, scatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from privsgp.errors import Refused
 from privsgp.files import sync_names, write_private
-from privsgp.randomness.pairwise import PairStreams, derived
+from privsgp.randomness.pair_streams import PairStreams, derived
 from privsgp.sites.identity import load_key, private_pem
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from privsgp.randomness.pairwise import Ends, PairwiseNoise
+    from privsgp.randomness.pairwise import Ends
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.identity import Site
 
@@ -85,9 +85,8 @@ class PairKeys:
         signature = self.site.sign(b"pair key", _to_sign(self.agreement, self.node, public))
         self.words[self.node] = public.hex() + signature.hex()
 
-    def streams(self, noise: PairwiseNoise, here: Ends) -> PairStreams:
+    def streams(self, here: Ends) -> PairStreams:
         """Return the numbers of this site's pairs; keys are made when they are first asked for, all being known."""
-        del noise  # it follows from the agreement, whose hash is in every key
         self._streams = _SitePairStreams({here.number(pair): pair for pair in here.pairs}, self._secret)
         return self._streams
 
