@@ -195,7 +195,7 @@ def init(
     path: Annotated[str, typer.Option(help='Each site\'s file: "{site}.csv" or "site-{node}.csv".')] = "{site}.csv",
     epsilon: Annotated[str, typer.Option(help="ε: one for all, or one per site with commas between.")] = "2.0",
     test: Annotated[Path | None, typer.Option(help="Public test data.")] = None,
-    folder: Annotated[Path, typer.Option("--out", help="Where run.toml and schema.toml go.")] = Path(),
+    folder: Annotated[Path, typer.Option("--out", help="The folder for run.toml and schema.toml.")] = Path(),
 ) -> None:
     """Write a commented run.toml, and a schema.toml beside it."""
     with later.package("torch"):

@@ -1,4 +1,4 @@
-"""A virtual clock: how long gradients and messages take, who waits for whom, and who acts when nobody waits.
+"""A virtual clock: the time of gradients and messages, which nodes wait, and the order of events without waiting.
 
 Times are public randomness, keyed by the node and by the number of its gradient alone. They depend neither on data nor
 on how many samples were drawn, so that who acts when reveals nothing, and is known before the run.
@@ -10,9 +10,9 @@ In synchronous methods (`Waiting`) a node begins a step when all it needs for it
 With a server everyone waits for the slowest, and for the way there and back; who is alone waits for nobody.
 
 In asynchronous ones (`Events`) a node reads its model, computes a gradient there for as long as `Times` says, exchanges
-models with one neighbour, drawn anew each time, and begins again. Nobody waits for a node that computes: others average
-with it meanwhile, so that its gradient is of an older model than the one it changes. n events are called a step,
-whoever they are of. How often each node acts is known before the run, and so is what its noise must be calibrated for.
+models with one neighbour, drawn anew each time, and begins again. No node waits for a node that computes. Others
+average with it meanwhile, so its gradient belongs to an older model than the one it changes. A step is n events of any
+nodes. How often each node acts is known before the run, and so is what its noise must be calibrated for.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Times:
         return float(_gradients(self, node, chunk)[place]) * slow
 
     def pick(self, node: int, number: int, choices: int) -> int:
-        """Return one of 0 … choices − 1, each equally often: with whom a node averages its `number`-th gradient."""
+        """Return one of 0 … choices − 1 with equal probability: the partner for a node's `number`-th gradient."""
         chunk, place = divmod(number, _CHUNK)
         return int(_uniforms(self.seed, "partner", node, chunk)[place] * choices)
 
@@ -194,7 +194,7 @@ def schedule(times: Times, graph: Graph, steps: int, message: float) -> Events:
 
 
 def _neighbours(graph: Graph) -> list[list[int]]:
-    """Return with whom each node has a link that goes both ways; a node that is alone has itself."""
+    """Return each node's neighbours by links in both directions; a node without any has itself."""
     links = set() if graph.period is None else set(graph.links())
     if graph.period is None or any((j, i) not in links for i, j in links):
         raise Refused(

@@ -1,7 +1,6 @@
-"""What a device can do, asked here once: which one a configuration means, what is worth doing there, its memory.
+"""Devices: the device of a configuration, its abilities, and its memory.
 
-Nobody else asks whether a tensor lies on a GPU: they ask `device_of(x)` for what they want of it, and `runs_on` for
-kernels, which run on nothing else.
+Other modules never check for a GPU: they ask `device_of(x)` for an ability, and `runs_on` for kernels.
 
 `in_threads` is the one way in which this package uses a CPU's cores itself: work on rows, one thread each. torch shares
 out each of its own operations. NumPy, ciphers and hashes let go of Python's lock and use one core.
@@ -39,7 +38,7 @@ _EMULATED = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
 
 @dataclass(frozen=True)
 class Device:
-    """What a kind of device can do."""
+    """The abilities of a kind of device."""
 
     in_host_memory: bool  # arrays lie in this process's memory: NumPy, hashes and a second thread reach them
     # Convolutions are cuDNN's, a step's launches can be recorded, and nobody waits for a copy from page-locked memory.
@@ -146,8 +145,8 @@ def use_tensor_cores(device: torch.device) -> None:
 def keep_memory() -> bool:
     """Tell the C library to keep what is freed, for this process; return whether it can (glibc alone).
 
-    It gives large arrays back to the system as soon as they are freed, and the next step pays for every page anew: with
-    256 nodes of 79,510 weights that was two fifths of a step.
+    By default it returns large arrays to the system at once, and the next step pays for every page again. With 256
+    nodes of 79,510 weights that was two fifths of a step.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -1,8 +1,7 @@
 """Files: read within bounds, and refused by name where they are not right; written whole or not at all.
 
-A pipe that nobody writes to, a device without an end, brackets a hundred thousand deep, numbers that are none: each is
-a refusal that names the file, never a traceback and never a hang. Files are written in a folder beside their place and
-renamed into it.
+An idle pipe, an endless device, brackets a hundred thousand deep and invalid numbers are refusals that name the file.
+It is never a traceback and never a hang. Files are written in a folder beside their place and renamed into it.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ UNFINISHED = ".privsgp-tmp"  # what a killed process may leave behind ends in th
 
 def opened(path: Path) -> BufferedReader:
     """Open a file for reading; refuse what is none, a pipe or a device, say, which may never end."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for who writes to it
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would block
     kind = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(kind):
         os.close(descriptor)
@@ -223,7 +222,7 @@ def sync_names(folder: Path) -> None:
 
 
 def user_folder(own: str, base: str, default: str, name: str) -> Path:
-    """Return the folder that the variable `own` names; else `name` in the one of `base`, or in `default` at home."""
+    """Return the folder in the variable `own`; else `name` in that of `base`, or in `default` of the user's folder."""
     if given := os.environ.get(own):
         return Path(given)
     there = os.environ.get(base)

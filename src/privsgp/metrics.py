@@ -1,7 +1,7 @@
 """Metrics of a model's outputs on public test data, beside what a guess without a model would get.
 
-All of scikit-learn's, on all samples at once: they are computed at the end of a run, never in between. What they are
-computed on must be public (`data.test`), or they stay at the site: no ε covers a metric.
+All of scikit-learn's, on all samples at once: they are computed at the end of a run, never in between. Their data must
+be public (`data.test`), or they stay at the site: no ε covers a metric.
 """
 
 from __future__ import annotations

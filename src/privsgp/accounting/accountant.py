@@ -56,7 +56,7 @@ class Disagreement(Refused):
 
 @dataclass(frozen=True)
 class Spent:
-    """What a run reveals about one sample: (ε, δ) under a relation, who counted, and what was assumed, in words.
+    """The guarantee for one sample: (ε, δ) under a relation, the accountant, and its assumptions in words.
 
     `epsilon` is `math.inf` where no finite bound is known; `rdp_epsilon` is the second opinion, never smaller.
     """

@@ -8,7 +8,7 @@ head. So a changed file is no new file: each record keeps its spending.
 Records are kept as keyed 64-bit hashes: of the sample, and of a table's row as it is in the file, of all columns and of
 the inputs alone. Two records are the same if any of these is. So another schema makes no new records.
 
-The book refuses and warns; it never grants. Somebody who changes it can stop a run, never lengthen one.
+The book refuses and warns; it never grants. Anyone who changes it can stop a run, but never extend one.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ def _with_sampler(
 ) -> float:
     """Return the σ found for ideal noise, or a little more: enough for what the sampler costs too.
 
-    The search leaves some room below the budget, nearly always more than the sampler takes; where the answer is known
-    exactly (without sampling) there is none, and σ grows by some 10⁻⁵ of itself.
+    The search ends slightly below the budget, nearly always by more than the sampler's cost. If the answer is exact
+    (without sampling), σ grows by some 10⁻⁵ of itself.
     """
     sigma, more = found, 2.0**-16
     while accountant.epsilon(mechanism.with_sigma(sigma), steps, delta, relation).epsilon > epsilon:

@@ -37,7 +37,7 @@ LONGEST = 2**16
 
 
 class Seen(NamedTuple):
-    """What somebody knows of a file: it counted so many releases when its head was this."""
+    """A known state of a file: its number of releases, and its head at that time."""
 
     charged: int
     head: str
@@ -147,7 +147,7 @@ def lost(path: Path, one: Seen) -> Refused:
 
 
 def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield all complete lines with their numbers. What follows the last newline was never completed: no line yet."""
+    """Yield all complete lines with their numbers. Text after the last newline is an incomplete line."""
     number = 1
     while (raw := file.readline(LONGEST)).endswith(b"\n"):
         yield number, raw[:-1]

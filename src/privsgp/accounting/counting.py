@@ -62,7 +62,7 @@ _RUNS = 4096
 
 @dataclass(frozen=True)
 class Filter:
-    """What (ε, δ) allows at one order: a cap on the sum of cumulants (α − 1) D_α.
+    """The cap of (ε, δ) at one order on the sum of cumulants (α − 1) D_α.
 
     `first` is the ε of the first run's budget; it decides the order.
     """
@@ -93,7 +93,7 @@ class Filter:
 
     @property
     def place(self) -> int:
-        """Where in rdp.ORDERS the filter's order stands: the one that would allow the most Gaussian releases."""
+        """The index of the filter's order in rdp.ORDERS: the one that allows the most Gaussian releases."""
         return int(np.argmax(_caps(self.first, self.delta) / (rdp.ORDERS * (rdp.ORDERS - 1))))
 
     @property

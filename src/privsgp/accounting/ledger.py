@@ -1,4 +1,4 @@
-"""What a node has spent: an append-only file that always counts at least what the node has sent.
+"""Ledgers: append-only files that always count at least the messages that a node has sent.
 
 A run is a segment: `open`, then `reserve`, `sent` and `return` lines, then `close`. chain.py says how they are chained.
 One rule holds: what pays is durable before anything leaves. A `reserve` line is on the disk before any step that it
@@ -64,7 +64,7 @@ _Letters = Annotated[str, Field(pattern=r"^[0-9A-Za-z]{0,64}$")]
 
 @checked(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
 class Header:
-    """What a segment is about: who releases what, how often, under which budget.
+    """The header of a segment: node, mechanism, number of releases and budget.
 
     `mechanism` is `Mechanism.describe()`; `budget` is {"epsilon", "delta"}, or None where σ was given and ε is only
     reported; `steps` is K and `spare` the further releases that the noise was calibrated for. `layout` stands for what
@@ -330,7 +330,7 @@ def read(path: Path | str, seen: Sequence[Seen] = ()) -> list[Segment]:
 
 
 def first(path: Path | str) -> Header | None:
-    """Return the header of a ledger's first run, None while it has no complete line; no more of it is read."""
+    """Return the header of a ledger's first run; None if it has no complete line. It reads only this line."""
     path, segments = Path(path), list[Segment]()
     with _opened(path) as file:
         replay(path, io.BytesIO(file.readline(LONGEST)), partial(_follow, segments))

@@ -1,7 +1,7 @@
 """Lower bounds: what an observer surely learns by looking at a sum of messages, or at the largest.
 
-The third reading of a mechanism, from its own numbers: no grid of losses, no Rényi order, nothing of what the other two
-make of it. Each value is that of one threshold on one number computed from the messages. Dropping all else is
+The third computation for a mechanism, from its own numbers: without a grid of losses, a Rényi order, or results of the
+other two. Each value is that of one threshold on one number computed from the messages. Dropping all else is
 post-processing, so a certified ε below it is wrong.
 """
 

@@ -1,8 +1,8 @@
-"""What one step of a node reveals, as a small tree of frozen values.
+"""Mechanisms: what one step of a node reveals, as a small tree of frozen values.
 
-An algorithm declares one of these beside its update. The same object tells the sampler its rate, the clip its radius
-and the noise its σ, *and* is what the accountant counts: the code that adds noise and the code that counts it cannot
-drift apart. An accountant that does not know a mechanism refuses it.
+An algorithm declares one of these beside its update. The same object gives the sampler its rate, the clip its radius
+and the noise its σ. The accountant counts this object too. So the code that adds noise and the code that counts it
+agree. An accountant that does not know a mechanism refuses it.
 
 A base is one `Release`: `SampledMean`, `Saga`, `Gaussian`, `Sag`, `Counts`, `Unprotected`. `Anchored` is a run of two
 bases, and `Composed` any list of mechanisms. A wrapper changes one thing about its base: `Shared` whose noise it is,
@@ -38,7 +38,7 @@ def nominal(kind: str) -> bool:
 
 
 class Mechanism:
-    """What a node releases, step by step. Code outside the accounting asks it these questions, never which it is."""
+    """The release of a node at each step. Code outside the accounting asks it these questions, never which it is."""
 
     auditable: ClassVar[bool] = False  # whether an audit knows the worst that canaries can do to it
     has_table: ClassVar[bool] = False  # whether a mean of all J entries is part of every release, and moved at each
@@ -83,7 +83,7 @@ class Mechanism:
 
     @property
     def shared(self) -> Shared | None:
-        """The wrapper that says with whom noise is shared; None where all of it is the node's own."""
+        """The wrapper that names the nodes that share noise; None if all noise is the node's own."""
         return None
 
     @property
@@ -292,12 +292,12 @@ class Anchored(Release):
 
     The first release and every `period`-th after it (`None`: only the first) is an anchor, the mean of clipped
     gradients over `anchor_batch` samples (`None`: all of them) with noise `anchor_noise · sigma`. Every other one is
-    (1/b) Σ_{j∈B} [α g_j(z) + (1 − α) clip(g_j(z) − g_j(z'), C)] + N(0, σ²) against a point z' that is public, with
-    C = `difference_clip` (`None`: 2G, no further clip) and α = `alpha`, 0 but for SRM. What has been released is all
-    the state there is, so releases are counted one by one.
+    (1/b) Σ_{j∈B} [α g_j(z) + (1 − α) clip(g_j(z) − g_j(z'), C)] + N(0, σ²) against a point z' that is public, with C =
+    `difference_clip` (`None`: 2G, no further clip) and α = `alpha`, 0 but for SRM. The state consists of releases only,
+    so releases are counted one by one.
 
-    Up to `spare` releases may be steps made again after a crash. Nobody knows which, so each of these is counted both
-    as an anchor and as a difference.
+    Up to `spare` releases may be steps made again after a crash. It is unknown which, so each of these counts both as
+    an anchor and as a difference.
     """
 
     period: From1 | None = None
@@ -483,9 +483,9 @@ class Summed(Wrapper):
 class PersonLevel(Wrapper):
     """A sample is a person with up to `rows` rows, whose mean gradient is clipped once. It is the outermost wrapper.
 
-    ε is that of a person who has rows at `sites` sites like this one. Where they share noise, `correlation` bounds
-    what one site's message shows of another's: the matrix M of privacy.md has entries of at most `correlation` · μ²
-    outside its diagonal. 1 is always safe; for equal sites it is 1 − 1/ρ.
+    ε is that of a person who has rows at `sites` sites like this one. With shared noise, `correlation` bounds what one
+    site's message shows about another's: the matrix M of privacy.md has entries of at most `correlation` · μ² outside
+    its diagonal. 1 is always safe; for equal sites it is 1 − 1/ρ.
     """
 
     keys: ClassVar[dict[str, str]] = {
@@ -503,7 +503,7 @@ class PersonLevel(Wrapper):
 
     @property
     def unit(self) -> str:
-        """What ε protects, in words."""
+        """The unit that ε protects, in words."""
         return f"one person, up to {self.rows} row{'s' if self.rows > 1 else ''}"
 
     @property

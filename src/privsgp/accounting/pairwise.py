@@ -1,10 +1,10 @@
-"""What noise that pairs of nodes share is worth: σ_eff of every node before the worst coalition, and its inverse.
+"""The effect of pairwise noise: σ_eff of every node against the worst coalition, and its inverse.
 
 Node i adds ξ_i = a_i + Σ_j ± s_i u_ij with a_i ~ N(0, D_i) its own and u_ij = u_ji standard normals that only i and j
-know; the one adds what the other subtracts. Whoever knows all secrets of a coalition, and sees every message, sees of
-an honest node i at most g_i + N(0, σ_eff,i²), where 1/σ_eff,i² = (S_H⁻¹)_ii and S_H = diag(D_H) + s² L_H is the
-covariance of the others (docs/proofs/pairwise.md). Variances here are those of n p_i ξ_i, what a
-node with weight p_i takes a step with: these are what has to cancel. Nothing here is random, and nothing is private.
+know; the one adds what the other subtracts. An observer with all secrets of a coalition, who sees every message, sees
+of an honest node i at most g_i + N(0, σ_eff,i²), where 1/σ_eff,i² = (S_H⁻¹)_ii and S_H = diag(D_H) + s² L_H is the
+covariance of the others (docs/proofs/pairwise.md). Variances here are those of n p_i ξ_i, what a node with weight p_i
+takes a step with: these are what has to cancel. Nothing here is random, and nothing is private.
 
 Every σ_eff is computed twice and rounded down: as the conductance of a network of resistors (closed form), and as the
 variance that is left of ξ_i when the other honest nodes' noise is known (Cholesky).

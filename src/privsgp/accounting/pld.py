@@ -4,10 +4,10 @@ One release is given by its profile: upper bounds of the hockey sticks H_ε(P‖
 evaluated at a few hundred ε, joined by chords in e^ε (above the true curve, which is convex there), turned into a
 distribution by dp-accounting's connect-the-dots and convolved by FFT.
 
-An FFT errs by a part of the largest masses, and a small δ is a sum of far smaller ones. Where that matters the
-distribution of one release is tilted first: the mass of a loss L is multiplied by e^{θL} and divided by the moment
-M(θ) = Σ mass e^{θL}. The composition of K tilted distributions is the tilted composition, with M(θ)^K. Chernoff's θ for
-δ moves the centre of the tilted distribution to about ε: there an error of the FFT is the same part of δ.
+An FFT errs by a part of the largest masses, and a small δ is a sum of far smaller ones. If that matters, the
+distribution of one release is tilted first: the mass of a loss L is multiplied by e^{θL} and divided by the moment M(θ)
+= Σ mass e^{θL}. The composition of K tilted distributions is the tilted composition, with M(θ)^K. Chernoff's θ for δ
+moves the centre of the tilted distribution to about ε: there an error of the FFT is the same part of δ.
 
 *What is lost.* δ at ε is M^K e^{−θε} Σ w mass, over tilted masses, with w = e^{−θ(L − ε)} (1 − e^{ε − L})₊. As L grows,
 w rises from 0 to a `peak`, at most 1/(1 + θ) and at most 1 − e^{−L} for the largest L. It falls again, and to 0 at once
@@ -90,7 +90,7 @@ class _Loss(NamedTuple):
     def epsilon(self, delta: float) -> float:
         """Return the least ε ≥ 0 whose δ suffices: first among all points of the grid, then between two of them."""
         # From the largest loss down to the first above 0. After each, ε is the point of the grid below it.
-        # Where all losses lie far above 0, only LONGEST points below the least of them: the last is then enough.
+        # If all losses are far above 0, only LONGEST points below the least of them: the last is then enough.
         below = min(max(self.first - 1, 0), LONGEST)
         above = np.concatenate((self.mass[max(1 - self.first, 0) :][::-1], np.zeros(below)))
         last = max(self.first - 1, 0) - below

@@ -31,7 +31,7 @@ def default_home() -> Path:
 
 
 class Policy(Options):
-    """What a run may ask of a site; a key that is left out allows everything."""
+    """The limits of a site for a run; a missing key sets no limit."""
 
     epsilon_run: Positive | None = option(None, "largest ε of one run")
     epsilon_total: Positive | None = option(None, "largest sum of ε over all runs on the same record")
@@ -40,16 +40,16 @@ class Policy(Options):
     relation: Literal["zero-out", "replace-one"] | None = option(None, "the neighbour relation that ε must be about")
     algorithms: list[str] | None = option(None, "algorithms that may be run")
     weights: Count | None = option(None, "largest number of weights of a model")
-    peers: list[str] | None = option(None, "fingerprints of the sites with whom to learn")
+    peers: list[str] | None = option(None, "fingerprints of the sites that may take part")
     fewest: Count | None = option(None, "least number of sites that must be there while steps are taken")
     honest: Count | None = option(
         None,
-        "most sites, this one included, that may have to be honest for ε to hold; 1: no pairwise noise; left out: 1 "
-        "where ε or δ is limited",
+        "most sites, this one included, that ε may need to be honest; 1: no pairwise noise; default: 1 if "
+        "ε or δ is limited",
     )
     simulation: bool | None = option(
         None,
-        "whether agreements with a seed, which protect nothing, may be signed; left out: not where ε or δ is limited",
+        "whether the site signs agreements with a seed, which protect nothing; default: false if ε or δ is limited",
     )
 
     @property

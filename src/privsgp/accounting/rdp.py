@@ -166,7 +166,7 @@ def _not_lost(
 ) -> NDArray[np.float64]:
     """Return log E[e^{p·loss}], computed anew where it is small, as log(1 + E[e^{p·loss} − 1 − p (e^loss − 1)]).
 
-    E[e^loss] = 1 for a likelihood ratio, so nothing is left out, and no term is negative.
+    E[e^loss] = 1 for a likelihood ratio, so the sum is complete and its terms are positive or 0.
     """
     lost = value < 1e-8  # a sum of a thousand terms near 1 is good to 1e-13
     if not lost.any():

@@ -20,8 +20,8 @@ least N where ρ0 < 0, and at least −N where ρ0 > 0: raising the piece's star
 that is at least as bad as every pair of the piece. Near ρ0 it costs almost nothing; pieces are halved until it does.
 
 *One pair.* s0 and s1 differ only along c, so a pair is the composition of a one-dimensional mixture along c with a
-Gaussian across it. The mixture is discretised on a grid (every cell keeps its mass under P and under Q and moves it to
-its ends, which is pessimistic for both directions at once); the Gaussian is exact.
+Gaussian across it. The mixture is discretised on a grid: every cell keeps its mass under P and under Q and moves it to
+its ends, which is pessimistic for both directions. The Gaussian is exact.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What noise computed in float64 and rounded to a grid costs beyond the ideal Gaussian: docs/proofs/sampler.md.
+"""The cost of noise in float64 on a grid, beyond the ideal Gaussian: docs/proofs/sampler.md.
 
 Two parts. *Tail*: beyond 7.4 σ the sampler's numbers lie too far apart, and beyond 10.2 σ there are none; that is
 charged to δ, message by message. *Ratio*: elsewhere a message's cell of the grid can be drawn in many ways, and its

@@ -64,8 +64,8 @@ def solve(
     """Return pairwise noise with which each node's σ_eff is at least what it needs before n − h colluding nodes.
 
     `ratio` is ρ: how much noise the honest part of a message carries, D + h s² = ρσ². More of it leaves less noise in
-    the average and more in each message. Where nodes need different σ_i the noise of the average is weighed against
-    that of messages as ρ weighs them among equals.
+    the average and more in each message. If nodes need different σ_i, the noise of the average is weighed against that
+    of messages as ρ does for equal nodes.
 
     Guarantee: `effective(honest)` of what is returned is at least `needed`, node by node.
     """

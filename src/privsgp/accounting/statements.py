@@ -1,4 +1,4 @@
-"""What ledgers say a node has spent: every line checked, every ε computed again from what was counted."""
+"""Statements of spending from ledgers: every line is checked, and every ε recomputed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Statement:
 
     @property
     def name(self) -> str:
-        """What the node is called in a sentence."""
+        """The name of the node in a sentence."""
         return f"node {self.node}" + (f" ({self.site})" if self.site else "")
 
     @property

@@ -1,4 +1,4 @@
-"""What every algorithm is: its state, its step, and beside them what one of its messages reveals and to whom."""
+"""The base of all algorithms: state, step, and a declaration of what one message reveals to which observer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from privsgp.algorithms.events import Step
 
 
-# Who talks to whom: any directed graph; one whose links go both ways, with the same shares; a server; nobody.
+# The network that a method needs: a directed graph, links in both directions with equal shares, a server, or none.
 Network = Literal["directed", "undirected", "server", "alone"]
-# What an adversary sees: every message of a node; only the sum of all nodes' messages; only a curator's model; every
+# The view of an adversary: every message of a node; only the sum of all nodes' messages; only a curator's model; every
 # message, but not what honest nodes share noise with each other by.
 Trust = Literal["per-node", "secure aggregation", "curator", "honest sites"]
 

@@ -45,7 +45,7 @@ class Drawn(NamedTuple):
 
 
 class State(NamedTuple):
-    """What the nodes hold: x [m, d], the push-sum weights w [m] (float64) and the de-biased z = x / w."""
+    """The state of the nodes: x [m, d], the push-sum weights w [m] (float64) and the de-biased z = x / w."""
 
     x: Tensor
     w: Tensor
@@ -68,7 +68,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """What an algorithm and its mechanism are made of: facts of the run, and the algorithm's own options."""
+    """Settings of an algorithm and its mechanism: facts of the run, and the algorithm's own options."""
 
     clip: float = 1.0
     sampling: Sampling = "poisson"
@@ -105,7 +105,7 @@ class Settings:
 
 
 class Randomness:
-    """What the nodes of a block draw. The engine's own is `privsgp.engine.node_randomness.NodeRandomness`."""
+    """The draws of the nodes of a block. The engine's own is `privsgp.engine.node_randomness.NodeRandomness`."""
 
     secret: bool = False  # whether nobody else can draw the same: estimates are then in float64 until noise is added
 
@@ -173,7 +173,7 @@ class Block:
 
     @cached_property
     def b_over_scale(self) -> Tensor:
-        """What sums of differences are divided by, b_i/θ, [m, 1]; θ is the mechanism's, so what is counted is done."""
+        """The divisor of sums of differences, b_i/θ, [m, 1]. θ is the mechanism's, so the code does what is counted."""
         scales = [1.0 if (m := one.weighted) is None else m.difference_scale for one in self.mechanisms]
         return self.b / self.column(scales)
 
@@ -191,7 +191,7 @@ class Block:
         return torch.zeros_like(z, dtype=torch.float64 if self.exact else z.dtype)
 
     def descend(self, k: int, g: Tensor, x: Tensor) -> Tensor:
-        """Return x − γ (g + N(0, σ_i² I)), in place, or what `update_rule` makes of it; g is overwritten."""
+        """Return x − γ (g + N(0, σ_i² I)), in place, after `update_rule` if there is one; g is overwritten."""
         self.random.noise(k, g)
         return moved(x, g if self.update_rule is None else self.update_rule(g), self.step_size(k))
 

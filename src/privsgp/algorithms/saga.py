@@ -43,7 +43,7 @@ class SagaOptions(TableOptions):
     """SAGA's estimator."""
 
     difference_clip: Positive | None = option(
-        None, "C: clips each g_j − t_j; left out: G beside auto where a table is no larger for it, else 2G, no clip"
+        None, "C: clips each g_j − t_j; default: G with auto if the table stays as small, else 2G (no clip)"
     )
     difference_scale: Share | Literal["auto"] = option(
         "auto", "θ: the weight of differences; 1 is the paper's; auto: the largest that costs hardly any noise"
@@ -83,7 +83,7 @@ def _gradients(block: Block, table: Table, z: Tensor) -> Callable[[Tensor], PerS
 def restore_table(block: Block, table: Table, z: Tensor) -> None:
     """Make of a table that was read from a file what the accountant assumes: |t_j| ≤ G (1 + κ), mean = (1/J) Σ_j t_j.
 
-    Where noise comes from a seed there is nothing to protect, and the mean stays what it was to the bit.
+    With seeded noise there is nothing to protect, and the mean keeps its bits.
     """
     from privsgp.gradients.rounding import CHUNK
     from privsgp.gradients.tables.table import restore

@@ -1,4 +1,4 @@
-"""What a node makes of its noised direction before it takes the step: weight and momentum.
+"""Weight and momentum of a node's noised direction, before the step.
 
     v_i ← β v_i + (1 − β) g_i            `momentum` β; the distance γK stays what it is
     x_i^{k+½} = x_i − γ n p_i v_i        p_i is how much node i counts: f = Σ_i p_i f_i
@@ -60,7 +60,7 @@ def node_weights(
     """Return p_i, how much each node counts in f = Σ_i p_i f_i; None for all alike.
 
     `"noise"` minimises Σ_i p_i² σ_i², the noise of the average model: p_i ∝ 1/σ_i². Another node can then only lower
-    it, however small its budget is. Where nodes share noise, `sigmas` being what each needs, that noise is about
+    it, however small its budget is. For pairwise noise, `sigmas` being the need of each, that noise is about
     max_i p_i σ_i, and p_i ∝ 1/σ_i makes it least. J and σ are public.
     """
     if given == "equal":

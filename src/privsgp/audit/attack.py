@@ -12,7 +12,7 @@ Canaries: records of the auditor's own, among made-up ones, whose trace in a mes
 A run to be audited gets data of the same shape and sizes as the real data, but nobody's. The first M records of every
 node are canaries. Canary c owns input feature c, which is 0 in every other record: of all the node's records only c has
 a gradient in column c of the first layer. Its input there is so large that hardly anything of its clipped gradient lies
-elsewhere. What a message shows in that column is noise, and the canary's share if it is present.
+elsewhere. In that column a message has noise, and the canary's share if it is present.
 
 Where nodes share noise: against node i work together: a coalition of all but h nodes, the worst that there is, which
 hands over the numbers of every pair it is part of; and the other h − 1 honest nodes' *total* noise is handed over as
@@ -98,8 +98,8 @@ class Attacked(Randomness):
         self.state = State.start(self.layout.flatten(self.model), spec.nodes)
         self.lures = canaries.lures(self.state.x[0], self.layout)
         self._lured = [self._canary_gradients(z) for z in self.lures]
-        # What each message shows in each canary's column, in units of its σ: [n, sides, M] at each step. Side 0 is the
-        # canary's own direction, the others are orthogonal to it; without the canary all are N(0, 1).
+        # The value of each message in each canary's column, in units of its σ: [n, sides, M] at each step. Side 0 is
+        # the canary's own direction, the others are orthogonal to it; without the canary all are N(0, 1).
         self.scores: list[NDArray[np.float32]] = []
         self.noises: list[NDArray[np.float32]] = []  # [n, NUMBERS] at each step, in units of σ
         self.sizes: list[NDArray[np.int64]] = []  # how many records each node drew, in groups: [n, GROUPS]

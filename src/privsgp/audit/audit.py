@@ -4,7 +4,7 @@ Runs with canaries: all neighbours of each node work together, read every messag
 stand out. Their scores are compared with the certified trade-off curve of one release. The audit also tests what the
 count of all releases assumes: noise is independent over steps and nodes, each record is drawn by its own coin at each
 step, and no record moves a message too far. The final model is made of these messages, so it shows nothing more.
-Nobody's data are touched.
+It uses no private data.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class NodeAudit:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What an audit found."""
+    """The result of an audit."""
 
     name: str
     algorithm: str
@@ -175,7 +175,7 @@ def _spec(config: Config, problem: problems.Problem) -> RunSpec:
             raise Refused(f"an audit of {type(mechanism).__name__}", "SampledMean, Saga and Sag can be audited")
         if not mechanism.sigma:
             raise Refused(f"privacy.sigma = 0 for node {i}", "without noise ε is infinite: there is nothing to audit")
-    # Momentum, weights and averages are made of noised directions, and whoever knows them can take them
+    # Momentum, weights and averages depend on noised directions only, and anyone who knows them can take them
     # back: the audit looks at the directions as they are.
     return dataclasses.replace(spec, momentum=0.0, weights=None)
 

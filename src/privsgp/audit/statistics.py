@@ -39,7 +39,7 @@ TINY = 1e-300
 
 @dataclass(frozen=True, eq=False)
 class TradeOff:
-    """What a curve δ(ε) of one release allows: pairs (ε, δ) that all hold."""
+    """The trade-off that a curve δ(ε) of one release allows: pairs (ε, δ) that all hold."""
 
     epsilon: NDArray[np.float64]
     delta: NDArray[np.float64]

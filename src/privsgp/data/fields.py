@@ -25,7 +25,7 @@ _EXACT = 2**24  # whole numbers below are float32's own
 
 @dataclass(frozen=True)
 class Fields:
-    """What a sample is made of, in order: names (None: by position), shapes, and which are whole numbers.
+    """The inputs of a sample in order: names (None: by position), shapes, and which are whole numbers.
 
     `vocabulary` is the number of tokens of each field that the model looks up; 0: real numbers.
     """

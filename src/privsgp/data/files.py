@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from privsgp.data.dataset import Array
 
 NPZ = ("x", "y", "x_test", "y_test", "classes")
-# What zipfile, zlib and NumPy make of a damaged or crafted file.
+# The errors of zipfile, zlib and NumPy for a damaged or crafted file.
 _SPOILT = (
     OSError, ValueError, TypeError, AttributeError, EOFError, KeyError, IndexError, OverflowError, MemoryError,
     RecursionError, SyntaxError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error,

@@ -1,7 +1,7 @@
 """Images in class folders: `FOLDER/CLASS/*.png`, as most people have them; PNG and JPEG, by Pillow.
 
-Which classes there are, and what size images are brought to, is public and the same at all sites: a site that has no
-image of a class must still number the others as everybody does.
+Classes and image size are public and equal at all sites. A site without images of a class numbers the others as all
+sites do.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ImageOptions(Options):
     """
 
     labels: list[str] = option(..., "names of the class folders, in the order of their numbers, public")
-    size: Count | None = option(None, "pixels a side that images are brought to; left out: all have one size already")
+    size: Count | None = option(None, "pixels a side to which images are scaled; default: all have one size already")
     grey: bool = option(default=False, meaning="one channel instead of three")
 
 

@@ -91,7 +91,7 @@ def is_file(name: str) -> bool:
 
 
 class Found(NamedTuple):
-    """What a file or frame holds, unchecked; `classes` and `task` where it says what they are.
+    """The unchecked content of a file or frame; `classes` and `task` where it says what they are.
 
     `told` is what happened to single values of it, for the site's own eyes.
     """
@@ -107,7 +107,7 @@ class Found(NamedTuple):
 
 
 class LoadedData(NamedTuple):
-    """What a file or frame holds, checked but for the range of its labels; otherwise as `Found`."""
+    """The content of a file or frame, checked except for the range of its labels; otherwise as `Found`."""
 
     dataset: Dataset
     classes: int | None
@@ -206,7 +206,7 @@ def load_sites(
 ) -> tuple[Dataset, list[NDArray[np.int64]]]:  # fmt: skip
     """Each node's own file (see `site_paths`), pooled, and which rows are whose.
 
-    Test sets are pooled too; a site may have none. What happened to single values is for who holds them, by `tell`.
+    Test sets are pooled too; a site may have none. `tell` reports what happened to single values, to their owner only.
     `look` may refuse what one file holds.
     """
     paths = site_paths(template, nodes, base, names)
@@ -257,7 +257,7 @@ def same_file(one: Path, other: Path) -> bool:
 
 
 def file_path(name: str, data_dir: Path | None, base: Path | None = None) -> Path:
-    """Where a file lies: beside run.toml, as it is named, else in the data folder. A built-in name is no file."""
+    """The place of a file: relative to run.toml, as named, or in the data folder. A built-in name is no file."""
     if name in PUBLISHED:
         return Path(name)  # the data folder has a folder a9a of its own
     folders = [folder for folder in (base, Path(), data_folder(data_dir)) if folder is not None]

@@ -1,4 +1,4 @@
-"""Who holds which samples: even, Dirichlet label skew, sorted by label; equal or given sizes J_i. Always disjoint.
+"""The division of samples among nodes: even, by Dirichlet shares or sorted; equal or given sizes J_i; disjoint.
 
 A partition simulates sites on one machine. It is public randomness, drawn from the generator the caller keys.
 """

@@ -61,8 +61,8 @@ def _half(public: set[tuple[Any, float]], own: set[tuple[Any, float]], records: 
 def _counted(records: Array) -> list[set[tuple[Any, float]]]:
     """Return each different record and how often it comes.
 
-    A file that was repeated as a whole counts as one, also beside other records: so counts are divided by what they
-    have in common, and for a second comparison by the count of most records, if there is one.
+    A file that was repeated as a whole counts once. So counts are divided by their common divisor, and for a second
+    comparison by the most frequent count, if there is one.
     """
     values, counts = np.unique(records, return_counts=True)
     common, usual = np.gcd.reduce(counts), np.sort(counts)[(len(counts) - 1) // 2]
@@ -81,9 +81,9 @@ def is_tested_on_own(dataset: Dataset, parts: Sequence[NDArray[np.int64]] | None
 def same_rows(public: Any, own: Sequence[Any]) -> bool:  # noqa: ANN401 - Arrow's
     """Tell whether a public Arrow table has the rows of one of these tables, or of all of them together.
 
-    The columns that all of them have are compared, but for running numbers: all at once; without those that may only
-    name rows; and without any one of them, if all rows still differ on both sides. So new names hide nobody's rows.
-    A column whose name the public table lacks is compared with the public column that has its values.
+    It compares the common columns without running numbers: all of them, without those that may only name rows, and
+    without any single one if all rows still differ on both sides. So new names hide nobody's rows. A column whose name
+    the public table lacks is compared with the public column that has its values.
     """
     if len(own) > 1 and any(same_rows(public, [one]) for one in own):
         return True

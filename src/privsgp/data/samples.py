@@ -1,4 +1,4 @@
-"""What people bring from Python, as arrays: tensors, lists, torch's map-style data sets, several inputs per sample.
+"""Data from Python as arrays: tensors, lists, torch's map-style data sets, several inputs per sample.
 
 A data set is read once, from its first item to its last; what random transforms make of an item is then fixed. Nothing
 of a loader is used but its data set: batches are drawn here, by secret coins.

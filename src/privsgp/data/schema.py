@@ -1,4 +1,4 @@
-"""What a table's columns are: a public file, the same at every site, that alone decides how records become numbers.
+"""Schemas of tables: a public file, equal at every site, that alone decides how records become numbers.
 
 `schema.toml` names the target and the type of each column, with public ranges, lists and what a missing value becomes.
 Nothing is ever learnt from private rows: no mean, no list of values, no width. Columns are encoded in the order of
@@ -89,7 +89,7 @@ class Scaled(Options):
 
     @property
     def limits(self) -> tuple[float, float]:
-        """What values are clipped to."""
+        """The bounds to which values are clipped."""
         if self.range is not None:
             return self.range[0], self.range[1]
         centre, scale = self.centre or 0.0, self.scale or 1.0

@@ -43,13 +43,13 @@ class FinalModelOptions(Options):
 
     @property
     def final_model(self) -> FinalModel:
-        """What these options say."""
+        """The meaning of these options."""
         return FinalModel(self.average, self.average_share or FinalModel.share, self.final_mixing)
 
 
 @dataclass(frozen=True)
 class FinalModel:
-    """What becomes of the iterates in the end: an average over `share` of them, and rounds of mixing alone."""
+    """The final model: an average over `share` of the iterates, and rounds of mixing without gradients."""
 
     average: Literal["none", "tail"] = "none"
     share: float = _SHARE

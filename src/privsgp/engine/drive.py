@@ -75,7 +75,7 @@ class RunDriver:
 
 
 def rehearsed(k: int, event: Event) -> Any:  # noqa: ANN401
-    """Answer for one node that stands for the whole network, with data that are nobody's secret: nothing leaves."""
+    """Answer for one node that represents the whole network, with public data: nothing leaves."""
     del k
     match event:
         case Exchange():

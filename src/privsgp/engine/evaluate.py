@@ -63,9 +63,9 @@ def clip_reached(block: Block, start: Tensor, end: Tensor) -> list[dict[str, flo
 
 
 class Evaluator:
-    """What a run tells of its models, the rows of metrics.jsonl: without a seed, nothing from training data.
+    """The rows of metrics.jsonl: without a seed, they use no training data.
 
-    Where metrics on test data are not to be shared, a row has none of them; the whole row goes to `keep`, at the site.
+    If metrics on test data are private, a row omits them; the whole row goes to `keep`, at the site.
     """
 
     def __init__(self, model: nn.Module, layout: Layout, spec: RunSpec, world: World, keep: Keep | None = None) -> None:

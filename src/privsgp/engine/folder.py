@@ -61,7 +61,7 @@ class Folder:
 
     @property
     def ledgers(self) -> Path | None:
-        """Where an older run's ledgers lie whose budget this run goes on spending; None when it has its own."""
+        """The ledgers of an older run whose budget this run continues to spend; None for its own."""
         where = self.identity.get("ledgers")
         return None if where is None else Path(where)
 
@@ -129,7 +129,7 @@ class Folder:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What run.json says; nothing before the run has begun."""
+        """The content of run.json; empty before the run has begun."""
         path = self.path / "run.json"
         return read_json(path, Identity) if path.exists() else {}
 
@@ -189,8 +189,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def refuse_used(out: Path, *, resume: bool, secret: bool = False, restarted: bool = False) -> None:
     """Refuse a folder that holds a run already, and to resume a secret run where there is none.
 
-    To be asked before anything is computed. A process that torchrun starts again goes on by itself, or begins where
-    there is no folder yet: before there is one, nothing was spent.
+    To be asked before anything is computed. A process that torchrun restarts continues by itself. Without a folder it
+    begins: nothing was spent before.
     """
     there = Folder(out).config.exists()
     if there and not resume and not restarted:

@@ -1,4 +1,4 @@
-"""What the JSON files of a run folder must look like for those who read them: keys that are used, with their kinds.
+"""Formats of the JSON files of a run folder: the keys that readers use, with their types.
 
 Keys beyond these are left as they are: releases may add some, and nobody relies on them.
 """

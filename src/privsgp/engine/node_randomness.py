@@ -1,4 +1,4 @@
-"""What the nodes of a process draw: the samples of line 5, the noise of line 8, and bits that all may know."""
+"""The draws of a process's nodes: the samples of line 5, the noise of line 8, and public bits."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class NodeRandomness(Randomness):
         for rows in passes:  # others' rows follow a node's own in memory, whoever says what J_i is
             if np.any((rows < 0) | ((rows >= self._samples) & (rows != self._dummy))):
                 raise RuntimeError("a sample was drawn that is not its node's")
-        # What each sample's dropout is decided by at this step: public, and nothing of any data.
+        # The public seed of each sample's dropout at this step, independent of data.
         nodes, numbers = np.array(self.spec.here), np.array(steps)
         keys = [None if self._dropout is None else sample_keys(self._dropout, nodes, numbers, rows) for rows in passes]
         there = [(self._placed(torch.from_numpy(rows)), key) for rows, key in zip(passes, keys, strict=True)]

@@ -100,7 +100,7 @@ class Protection:
 
     @property
     def nominal(self) -> bool:
-        """Whether budgets are a paper's ε, which guarantees nothing, and is said not to."""
+        """Whether budgets are a paper's ε, which is no guarantee."""
         return nominal(self.accountant)
 
     def refuse_overspending(self, nodes: range) -> None:

@@ -134,8 +134,8 @@ class SecretOnDevice(_OnDevice[Secure]):
 class Recorded:
     """A direction as a CUDA graph, for batches of one pass and for as long as its memory stays in place.
 
-    A graph keeps the memory of a step for itself. Where that does not fit beside the memory of a step of two passes,
-    nothing is recorded: such steps are long enough to hide their launches.
+    A graph keeps the memory of a step for itself. If this does not fit into memory together with a step of two passes,
+    nothing is recorded: such steps hide their launches.
 
     Assumes: the direction keeps what it remembers in `kept()`, and changes it in place.
     """

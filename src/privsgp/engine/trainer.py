@@ -1,8 +1,7 @@
 """The run: K steps of an algorithm on all nodes of this process, with everything that must happen around a step.
 
-`Trainer.run` is the loop. A step itself, the paper's lines 5 to 14, is `PushSum.step` in algorithms/push_sum.py. What
-leaves the nodes goes through `drive` in drive.py, what they draw is in node_randomness.py, and what is told of their
-models in evaluate.py.
+`Trainer.run` is the loop. A step itself, the paper's lines 5 to 14, is `PushSum.step` in algorithms/push_sum.py.
+Messages leave through `drive` (drive.py). node_randomness.py has the draws, and evaluate.py the metrics.
 """
 
 from __future__ import annotations
@@ -51,15 +50,13 @@ if TYPE_CHECKING:
 
     Watcher = Callable[[int, dict[str, Any] | None], None]
 
-_LEAST_WEIGHT = (
-    2.0**-20
-)  # of a node's weight w, which is 1 at the start: below, z = x / w is what a single step makes of it
+_LEAST_WEIGHT = 2.0**-20  # of a node's weight w, which is 1 at the start: below this, a single step decides z = x / w
 _WITHOUT = 64  # steps between two looks at whether to stop, where there are no checkpoints
 
 
 @dataclass
 class Outcome:
-    """What a run ends with."""
+    """The outcome of a run."""
 
     state: State  # of this process's nodes
     average: Tensor | None  # of all nodes; None in all processes but the first
@@ -122,7 +119,7 @@ class Trainer:
         return self._end(k, rows, spent + time.perf_counter() - started)
 
     def close(self) -> None:
-        """Let go of what refers back to this object; what came out is kept by whoever has it."""
+        """Drop references to this object; the outcome stays with the caller."""
         for own in ("step", "driver"):
             vars(self).pop(own, None)
         for group in self.groups:
@@ -199,7 +196,7 @@ class Trainer:
 
     @property
     def _mark(self) -> dict[str, Any]:
-        """What a reader of the metrics must know first."""
+        """A warning for readers of the metrics."""
         return {"simulation": self.spec.simulation}
 
     def _begin(self) -> tuple[int, float]:

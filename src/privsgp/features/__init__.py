@@ -1,4 +1,4 @@
-"""What a model is given instead of the raw sample: fixed maps of each sample alone, which cost no privacy."""
+"""Fixed maps of each single sample before the model; they cost no privacy."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def as_kept(rows: Tensor) -> Tensor:
 
 
 class Encoded(nn.Module):
-    """A model with its feature map before it: what it makes of a sample is what it made of it in the run."""
+    """A model with its feature map before it; it gives the same outputs as in the run."""
 
     def __init__(self, encoder: nn.Module, model: nn.Module) -> None:
         super().__init__()

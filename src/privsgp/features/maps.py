@@ -6,9 +6,9 @@ brought to one scale by `Whitening`. No statistic of the nodes' data enters, so 
 Few features instead of many: the leading principal directions of made-up images' features, brought to one scale.
 
 A clipped gradient of a linear model is as long as its features are, whichever way they point, and noise is the same in
-every direction. What all images have in common (their mean, their few leading directions) takes most of that length
-and tells no classes apart; with it taken down, the same noise hides less. All statistics are of made-up images, so this
-is a fixed map of each sample alone.
+every direction. The common part of all images (their mean and a few leading directions) has most of that length, but
+separates no classes. Scaled down, it leaves more signal under the same noise. All statistics are of made-up images, so
+this is a fixed map of each sample alone.
 """
 
 from __future__ import annotations

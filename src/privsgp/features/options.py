@@ -24,7 +24,7 @@ class ScatteringOptions(Options):
     )
     components: Count | None = option(None, "directions that whitening keeps; left out: 512")
     power: Annotated[float, Field(ge=0, le=1)] | None = option(
-        None, "how far whitening brings directions to one scale; left out: 1"
+        None, "how far whitening equalises the scales of directions; default: 1"
     )
     mirror: bool | None = option(None, "an image and its mirror image have the same features")
 
@@ -41,7 +41,7 @@ class SyntheticOptions(Options):
 
     components: Count | None = option(None, f"directions that whitening keeps; left out: {COMPONENTS}")
     power: Annotated[float, Field(ge=0, le=1)] | None = option(
-        None, "how far whitening brings directions to one scale; left out: 1"
+        None, "how far whitening equalises the scales of directions; default: 1"
     )
 
 

@@ -144,10 +144,10 @@ class Plain(Piece):
 class PerSample:
     """The gradients of every sample of a batch, [m models, b samples], layer by layer.
 
-    Where they are `exact`, norms and sums are formed in float64. A float32 sum of b gradients rounds otherwise with one
-    of them than without it, in the worst case by b² eps G, and a table's mean would remember that of every step: no
-    share of G covers it for all b and K. Norms of layers at many positions could lose as much. Where noise is drawn
-    from a seed there is nothing to protect, and float32 is faster.
+    With `exact`, norms and sums are computed in float64. A float32 sum of b gradients rounds otherwise with one of them
+    than without it, in the worst case by b² eps G, and a table's mean would remember that of every step: no share of G
+    covers it for all b and K. Norms of layers at many positions could lose as much. With seeded noise there is nothing
+    to protect, and float32 is faster.
 
     `unclipped` are the factors as a table of fewer bits keeps them, whatever the clip does.
     """

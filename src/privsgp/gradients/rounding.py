@@ -27,7 +27,7 @@ _ADDED = {torch.float32: 2.0**-8, torch.float64: 2.0**-30}  # what adding them m
 def kappa(dtype: torch.dtype, device: torch.device, *, positions: int = 1) -> float:
     """Return the relative slack κ of the arithmetic in which gradients are measured and clipped.
 
-    Where layers are used at many `positions`, which may cancel, it is larger (`gradients.positions`). Sums take less
+    It is larger for layers at many `positions`, which may cancel (`gradients.positions`). Sums take less
     than half of it (`engine.precision`): where noise is secret they are formed in float64 (`per_sample.PerSample`).
     """
     if device_of(device).uses_tf32:

@@ -1,4 +1,4 @@
-"""Who sends which share to whom at step `k`: the networks, the paper's assumptions on them, and what they cost."""
+"""Networks: the shares that nodes send at step `k`, the paper's assumptions, and the traffic."""
 
 from privsgp.graph.assumptions import Constants, Lemma, check, check_symmetric, constants, table
 from privsgp.graph.sequences import GRAPHS, NAMES, Edges, Graph, make, unconnected

@@ -144,7 +144,7 @@ class Lemma:
 
 @dataclass(frozen=True)
 class Constants:
-    """What the theory needs to know of a graph.
+    """The constants of a graph that the theory needs.
 
     `period` is None if it never repeats: then `B`, `diameter`, `lemma` and `spectral_gap` are those of its first
     `horizon` steps, not a proof.

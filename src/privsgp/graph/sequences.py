@@ -84,7 +84,7 @@ class Graph(ABC):
 
     @abstractmethod
     def edges(self, k: int) -> Edges:
-        """Who sends which share to whom at step `k`."""
+        """The shares that nodes send at step `k`."""
 
     def matrix(self, k: int) -> NDArray[np.float64]:
         """P^k as a dense matrix: entry [i, j] is the share that i receives from j; columns sum to one."""
@@ -121,7 +121,7 @@ class Cyclic(Graph):
         return len(self.phases)
 
     def edges(self, k: int) -> Edges:
-        """Who sends which share to whom at step `k`."""
+        """The shares that nodes send at step `k`."""
         return self.phases[k % len(self.phases)]
 
 
@@ -203,7 +203,7 @@ class Random(Graph):
         return
 
     def edges(self, k: int) -> Edges:
-        """Who sends which share to whom at step `k`."""
+        """The shares that nodes send at step `k`."""
         return _random_edges(self.nodes, self.degree, self.seed, k)
 
 

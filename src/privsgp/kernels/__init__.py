@@ -1,4 +1,4 @@
-"""What runs in one pass over a GPU's memory, as Triton kernels; the same in torch stands where it is used.
+"""Triton kernels that make one pass over a GPU's memory. Their callers have the same in torch.
 
 Modules here import Triton, and are imported only where `devices.have_triton`.
 """

@@ -20,7 +20,7 @@ MOST = 1 << 14  # numbers of a group that a program can hold
 
 @triton.jit
 def _place(channels, size, GROUPS: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr):
-    # Where the numbers of this program lie: its sample, the channels of its group, and all of their positions.
+    # The addresses of this program: its sample, the channels of its group, and all of their positions.
     sample = tl.program_id(0) // GROUPS
     each = channels // GROUPS
     row = tl.arange(0, BC)

@@ -82,7 +82,7 @@ def correct(name: str) -> PerSample | None:
 
 
 def task(name: str) -> Literal["classification", "regression"]:
-    """What kind of targets the loss needs."""
+    """The kind of targets that the loss needs."""
     return _known(name).task
 
 

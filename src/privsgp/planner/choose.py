@@ -43,8 +43,9 @@ def methods(settings: Settings, accountant: Accountant, difference_clip: float |
 
     `difference_clip` is C beside a θ that is "auto".
 
-    Where rehearsals cannot tell them apart, scaled differences go before SAG: measured, they are ahead at small batches
-    and behind by no more than chance at any; of clipped differences too, which are left out (docs/results-accuracy.md).
+    If rehearsals are equal, scaled differences come before SAG. In measurements they are ahead at small batches, and
+    behind by no more than chance at any. The same holds against clipped differences, which are not tried
+    (docs/results-accuracy.md).
     """
     paper = nominal(accountant)
     clip, scale = (None, 1.0) if paper else (difference_clip, "auto")

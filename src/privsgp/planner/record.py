@@ -39,7 +39,7 @@ FEWEST = 0.5  # public rows to rehearse with, for each row of the sites, below w
 
 @dataclass(frozen=True)
 class Source:
-    """Where the samples of a plan come from."""
+    """The source of a plan's samples."""
 
     kind: Literal["synthetic", "public"]
     name: str

@@ -1,9 +1,9 @@
 """A run in miniature: the network's average model, learning from stand-in data under the noise it will have.
 
 The average of all nodes moves by the average of their directions, so a rehearsal is one node with the whole network's
-noise, σ/√n. What counts is the distance travelled, T = γK: with σ = κ√(nK), what privacy adds to the average model has
-the standard deviation κT per coordinate however many steps T is divided into, and a sample is seen qK times. So a few
-coarse steps with the same T, κ and number of visits tell how a long run will end.
+noise, σ/√n. The distance travelled, T = γK, decides. With σ = κ√(nK), the noise in the average model has the standard
+deviation κT per coordinate for any number of steps, and a sample is drawn qK times. So a few coarse steps with the same
+T, κ and number of visits tell how a long run will end.
 
 A rehearsal has several runs, each with samples and a seed of its own: weak to strong signals of made-up data, or
 several divisions of public data. They run stacked, as the nodes of one block. Rehearsals that would hardly differ
@@ -59,7 +59,7 @@ class RehearsalSpec:
     def alike(self) -> RehearsalSpec:
         """Return what is rehearsed in its place: κ rounded, and the simplest method that takes the same coarse steps.
 
-        Where a step sees all samples no entry of a table is old, and where θ ≤ q the estimate is SAG's.
+        If a step sees all samples, no entry of a table is old. If θ ≤ q, the estimate is SAG's.
         """
         name, C = self.algorithm, self.settings.difference_clip
         weighed = name == "privsgp-vr" and (C is None or self.settings.clip <= C)  # which a difference hardly exceeds
@@ -76,7 +76,7 @@ def _near(value: float, octave: int) -> float:
 
 
 class Rehearsal:
-    """Where rehearsals take place: a model at x⁰, its loss, and for each run samples that are nobody's secret."""
+    """The setting of a rehearsal: a model at x⁰, its loss, and public samples for each run."""
 
     def __init__(
         self, model: nn.Module, loss: PerSampleFunction, runs: Sequence[Samples], final_model: FinalModel | None = None

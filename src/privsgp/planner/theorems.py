@@ -21,7 +21,7 @@ Budget = tuple[float, float]  # (ε_i, δ_i)
 
 @dataclass(frozen=True)
 class Constants:
-    """What the bound knows of a problem: L, F⁰ = f(x⁰) − f*, and the *squared* b² (Assumption 5) and ‖x⁰‖²."""
+    """The constants of the bound: L, F⁰ = f(x⁰) − f*, and the *squared* b² (Assumption 5) and ‖x⁰‖²."""
 
     smoothness: float
     gap: float

@@ -10,7 +10,7 @@ from privsgp.options import Count, Options, option
 
 
 class PairwiseOptions(Options):
-    """What pairwise noise is made of."""
+    """The options of pairwise noise."""
 
     honest: Count | None = option(
         None, "h: of all nodes so many are honest, oneself included; left out: three quarters of them, rounded up"
@@ -20,5 +20,5 @@ class PairwiseOptions(Options):
     )
 
 
-# What `privacy.noise` may be, and the keys that come with it. "auto": pairwise wherever it can be.
+# The values of `privacy.noise` with their keys. "auto": pairwise if possible.
 NOISES: dict[str, type[Options]] = {"independent": Options, "pairwise": PairwiseOptions, "auto": PairwiseOptions}

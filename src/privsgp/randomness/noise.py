@@ -1,4 +1,4 @@
-"""Where noise and sampling coins come from: a repeatable source for simulation, a secret one for everything else.
+"""Sources of noise and sampling coins: repeatable for simulations, secret for everything else.
 
 Both are ChaCha20 read as a random-access table of words: one key for each purpose ("noise", "coins") and one nonce for
 each (node, step), so that what a node draws never depends on which process it is in or what else was drawn.
@@ -157,7 +157,7 @@ class Keyed(Streams):
 
     The same key gives the same bits however nodes are grouped. A CPU and a GPU draw different numbers.
 
-    Guarantee: none. Who knows the seed can subtract the noise: artefacts say "simulation, not private".
+    Guarantee: none. Anyone who knows the seed can subtract the noise: artefacts say "simulation, not private".
     """
 
     secret = False
@@ -241,11 +241,11 @@ class Secure(Streams):
     Noise for a GPU is drawn there, with a copy of its key in the GPU's memory, where Triton can be imported.
 
     Guarantee: without the keys, noise and coins cannot be told from independent ones (ChaCha20 is a pseudo-random
-    function). No (key, nonce) is used twice: every draw has a key of its own, made from the last one, fresh bytes of
-    the operating system and two clocks, so that a machine put back to a snapshot of its memory draws other numbers. A
+    function). No (key, nonce) is used twice. Every draw has a new key, computed from the last one, fresh bytes of the
+    operating system and two clocks. So a machine that is restored from a snapshot of its memory draws other numbers. A
     draw that was made, or passed over by a later step of its node, is refused, and so is any draw in a forked process;
-    copying and pickling are refused. Normals are Box–Muller in
-    float64 from 128 bits a pair, tails to 10.2 σ; what that and the grid of `add_noise_` cost is in `computed`.
+    copying and pickling are refused. Normals are Box–Muller in float64 from 128 bits a pair, tails to 10.2 σ; what that
+    and the grid of `add_noise_` cost is in `computed`.
 
     Assumes: the operating system's randomness, and a machine whose memory, also the GPU's, others cannot read. Nothing
     is claimed about timing. Floating-point sums leak in their low bits whatever the noise is: release through
@@ -441,7 +441,7 @@ class IndependentNoise(Noise):
 
     @property
     def name(self) -> str:
-        """What a summary calls it."""
+        """Its name in a summary."""
         return "independent"
 
     def of_nodes(

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class PairStreams(Streams):
     """The normals of pairs whose ends are in different processes, each under a key that only these two have.
 
-    Guarantee: of one (pair, step) the numbers are handed out once, and steps of a pair go forward. Where the machine's
-    clocks show that its memory may be an old one, none are: a peer may have seen what they hid before.
+    Guarantee: of one (pair, step) the numbers are handed out once, and steps of a pair go forward. If the machine's
+    clocks show that its memory may be old, none are used: a peer may have seen what they hid before.
 
     Assumes: keys are of this life of the process alone. Numbers are made on the host, so that both ends' are the same
     whatever their devices.

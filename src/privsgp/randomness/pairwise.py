@@ -1,7 +1,7 @@
 """Noise that neighbours share: node i adds a_i + Σ_j ± s_i u_ij, and what one end of a pair adds the other subtracts.
 
-The u_ij cancel in the sum over all nodes; who does not know them sees each node's message under all of them. What that
-is worth before a coalition is in `accounting.pairwise`, and is the σ that the nodes' mechanisms count. A pair's numbers
+The u_ij cancel in the sum over all nodes; who does not know them sees each node's message under all of them.
+`accounting.pairwise` computes its effective σ against a coalition, which the nodes' mechanisms count. A pair's numbers
 are ChaCha20's under the pair's own key, with (pair, step) as nonce, so both ends make the same words:
 
 - in a simulation the keys follow from the seed;
@@ -9,8 +9,8 @@ are ChaCha20's under the pair's own key, with (pair, step) as nonce, so both end
   (where pairs take long, these two draw the nodes' sums over all pairs at once, which have the same law);
 - between sites they come from X25519 keys that cards sign (`sites/protocol/pairs.py`): nobody else can compute them.
 
-A sum is formed in one order at every node, pairs by their other end, then own noise, then the gradient. Where noise is
-secret the gradient comes before own noise, all is in float64, and is rounded once, to the grid of the node's own noise.
+A sum is formed in one order at every node, pairs by their other end, then own noise, then the gradient. With secret
+noise the gradient comes before own noise. All is in float64 and rounded once, to the grid of the node's own noise.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PairwiseNoise(Noise):
 
     @property
     def name(self) -> str:
-        """What a summary calls it."""
+        """Its name in a summary."""
         return "pairwise"
 
     @property

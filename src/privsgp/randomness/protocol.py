@@ -1,7 +1,7 @@
-"""What a run asks of its noise, whichever kind it is. A new kind is one more file here, and its proof in accounting.
+"""The interface of every kind of noise. A new kind is one more file here, and its proof in accounting.
 
 A `Noise` is a frozen value of a run's spec; it makes the `NodeNoise` of a process, which adds it.
-What it costs is counted by the nodes' mechanisms alone: they are in the ledgers, and it is their σ that is counted.
+Only the nodes' mechanisms count its cost: they are in the ledgers, with their σ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NodeNoise(Protocol):
     def begin(self, step: int, like: Tensor) -> None:
         """Draw what the nodes share at a step, for rows shaped like `like`, before `add_` is called for some of them.
 
-        Where `add_` is called for all nodes at once this need not be called.
+        A single call of `add_` for all nodes needs no call of this.
         """
         del step, like
 
@@ -49,7 +49,7 @@ class Noise(Protocol):
 
     @property
     def name(self) -> str:
-        """What a summary calls it."""
+        """Its name in a summary."""
 
     @property
     def shared(self) -> bool:

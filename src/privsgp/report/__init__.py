@@ -1,1 +1,1 @@
-"""What people see of a run."""
+"""Reports of runs, on pages and on the terminal."""

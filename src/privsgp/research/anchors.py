@@ -1,4 +1,4 @@
-"""What SVRG, SPIDER and SRM share: a server, anchors, and differences against a point that everybody knows.
+"""The common part of SVRG, SPIDER and SRM: a server, anchors, and differences to a public point.
 
     anchor       m_i = (1/b₀) Σ_{j∈B} g_j(x) + N(0, σ_i² anchor_noise²)
     otherwise    m_i = (1/b) Σ_{j∈B} [α g_j(x) + (1 − α) clip_C(g_j(x) − g_j(x'))] + N(0, σ_i²)
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class AnchorOptions(Options):
-    """What methods with anchors have in common."""
+    """The common part of methods with anchors."""
 
     difference_clip: Positive | None = option(None, "C: clips each difference of two gradients; left out: 2G, no clip")
     anchor_batch: Positive | None = option(None, "expected samples of an anchor, at the mean size; left out: all")

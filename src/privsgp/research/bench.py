@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from privsgp.runs.config import Config
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-# What a run imports on its way, seconds of it, is imported once.
+# The slow imports of a run happen once.
 _PROCESSES.set_forkserver_preload(
     ["privsgp.research.bench", "privsgp.accounting.pld", "sklearn.datasets", "torch._dynamo"]
 )
@@ -157,7 +157,7 @@ def _done(config: Config, out: Path) -> bool:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where many runs are made, how many at a time, and who watches."""
+    """Settings of many runs: folder, number at a time, and progress."""
 
     out: Path
     data_dir: Path | None = None
@@ -202,7 +202,7 @@ class Several:
 
     @property
     def accuracy_key(self) -> str:
-        """What accuracy is: the average model's; where nodes learn alone there is no such model, and theirs on average.
+        """The accuracy of the average model; if nodes learn alone, the mean of theirs.
 
         The two are one where all data are pooled on one node.
         """
@@ -234,7 +234,7 @@ class Several:
 
     @property
     def score(self) -> tuple[float, float]:
-        """What step sizes are chosen by: accuracy, then test loss; larger is better."""
+        """The score for choosing step sizes: accuracy, then test loss; larger is better."""
         loss, accuracy = self.of("test_loss"), self.accuracy
         return (-math.inf if accuracy is None else accuracy.mean, -math.inf if loss is None else -loss.mean)
 

@@ -1,4 +1,4 @@
-"""What the paper claims, as statements that results either satisfy or do not.
+"""The paper's claims, as statements about results.
 
 One mean is above another when their difference is larger than both standard errors together. With one seed nobody knows
 those, and every difference counts. A claim is judged by the curves that were run: its own must be among them, and
@@ -47,7 +47,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Found:
-    """What several runs of one curve came to; `x` is its place on the line it belongs to."""
+    """The result of several runs of one curve; `x` is its position on its line."""
 
     label: str
     accuracy: Spread

@@ -1,9 +1,9 @@
 """Methods side by side: same data, partition, x⁰, network and certified budget, each at the step size it likes best.
 
-The rule is the same for all. Every step size of a common grid is run with tuning seeds and the best by final test
-accuracy is taken; where it lies at an edge, the grid grows beyond it, a few times at most. What is reported are runs
-with fresh seeds. So step sizes are chosen on the test set of simulations, as is the habit of the field: no claim about
-privacy covers the choice.
+The rule is the same for all. Each step size of a common grid is run with tuning seeds. The best by final test accuracy
+is used. If it is an edge, the grid grows beyond it, a few times at most. What is reported are runs with fresh seeds. So
+step sizes are chosen on the test set of simulations, as is the habit of the field: no claim about privacy covers the
+choice.
 """
 
 from __future__ import annotations

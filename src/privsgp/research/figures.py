@@ -1,11 +1,11 @@
 """The paper's ten figures, five for each of two data sets: what is run, what is drawn, what is claimed.
 
-The paper leaves much open. What it says is taken as it is; what it does not say is chosen once per data set, in
-`SETTINGS`, with the reason beside it. Scale "small" is the same experiment on a part of the data: K divided by r, and J
+The paper leaves much open. Its settings are used unchanged. Settings that it does not state are chosen once per data
+set, in `SETTINGS`, with the reason. Scale "small" is the same experiment on a part of the data: K divided by r, and J
 by √r, so that the paper's noise σ = 3 c₂ G √(K ln(1/δ)) / (J ε) is what it is at full scale.
 
-PrivSGP-VR is the paper's own everywhere, θ = 1. Where variance reduction is what a figure is about, a curve of ours
-with scaled differences stands beside it, and the claim is judged twice.
+PrivSGP-VR is the paper's own everywhere, θ = 1. Figures about variance reduction also have a curve with scaled
+differences, and two verdicts.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Setting:
 
     @property
     def file(self) -> str:
-        """What a configuration calls the data."""
+        """The name of the data in a configuration."""
         return self.data if self.samples is None else f"{self.data}-{self.samples}.npz"
 
     def values(

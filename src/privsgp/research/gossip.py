@@ -21,7 +21,7 @@ class DP2SGD(Algorithm):
     And if it only took its *gradients* at that model, each of them would depend on all old un-noised ones through the
     point at which it is taken: a sample would then move a message by more than γG/b (privacy.md, "Also counted").
 
-    What leaves a node at step k + 1 (or stays as its model) carries the noise of step k: DP-SGD's mechanism.
+    The message of step k + 1 (and the final model) contains the noise of step k: DP-SGD's mechanism.
     """
 
     name: ClassVar[str] = "dp2-sgd"

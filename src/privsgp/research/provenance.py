@@ -1,4 +1,4 @@
-"""Where a number comes from: the commit of the code, the versions beneath it, and the device.
+"""The origin of a number: commit, versions and device.
 
 `PRIVSGP_COMMIT` names the commit on a machine that has the files alone.
 """

@@ -1,8 +1,8 @@
 """Make a figure of the paper again: run its curves, draw them, and say whether the paper's claim holds.
 
 In mode "published" noise is the paper's and the certified ε of every curve stands in its legend; in mode "certified"
-all curves have the same certified budget. A claim that does not hold is reported as not holding, and one whose own
-curve was left out as one that cannot be judged.
+all curves have the same certified budget. A verdict is "holds", "does not hold", or "cannot be judged" if the claim's
+own curve was skipped.
 """
 
 from __future__ import annotations

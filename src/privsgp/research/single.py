@@ -40,7 +40,7 @@ class CentralDPSGD(Local):
     It draws with the same probability q = b/J as the nodes would, so that its batch is n·b, and keeps to the smallest
     ε_i and δ_i of them all. The step is that of `Local`.
 
-    What a server that sees all data could do at the same budget.
+    A server that sees all data, at the same budget.
     """
 
     name: ClassVar[str] = "dp-sgd"

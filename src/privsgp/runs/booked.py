@@ -120,7 +120,7 @@ def refuse_moved(
 ) -> None:
     """Refuse records that were at another node in the runs whose ledgers are continued.
 
-    What a record has spent is in the ledger of its node. A value that comes more often now than before, over all nodes
+    The ledger of its node has the spending of a record. A value that comes more often now than before, over all nodes
     here, is a new record that looks like an old one.
     """
     book = Book()

@@ -100,7 +100,7 @@ def _left(config: Config, samples: Sequence[int], needed: Sequence[float]) -> fl
 
 
 def difference_clip(config: Config) -> float | None:
-    """Return C beside "auto": what was given, else G where a clip costs a norm and no memory, else none.
+    """Return C for "auto": the given value, else G if a clip costs only a norm, else none.
 
     A clipped entry is a mixture of two gradients: of a linear layer that sees a sample once it keeps its factors, of
     others it would not; nor can it be rounded.
@@ -129,7 +129,7 @@ def calibrate_nodes(
 ) -> Protection:
     """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
 
-    Where earlier runs have spent from the same budget, a Rényi filter counts them and this one together. Of several
+    If earlier runs have spent from the same budget, a Rényi filter counts them together with this run. Of several
     processes each calibrates its own nodes and tells the others: σ is public. `releases` are K_i where nodes release
     unequally often; else each does at every step. `coordinates` is the length of a message. `agreed` is what noise that
     nodes share was agreed to be made of, where that is settled.

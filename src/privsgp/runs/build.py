@@ -102,7 +102,7 @@ def _weights(config: Config, samples: Sequence[int], protection: Protection) -> 
 
 
 def make_clock(config: Config, network: Graph) -> Waiting | Events:
-    """Say when each step is done, or who acts when. All of it is public."""
+    """Return the time of each step, or the order of events. All of it is public."""
     c, algorithm = config.clock, ALGORITHMS[config.algorithm.name]
     times = Times(
         network.nodes, c.compute, c.mean, c.spread or 0.0,

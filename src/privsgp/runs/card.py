@@ -1,4 +1,4 @@
-"""What a model's file says of the model: shapes, classes, how outputs are read, and the promise it was trained under.
+"""Metadata in a model's file: shapes, classes, the meaning of outputs, and the privacy of its training.
 
 It stands in the file's metadata, so that a file by itself can be made a model again without unpickling anything.
 Nothing in it depends on records, crashes or clocks: the same configuration gives the same bytes. model-card.md, written
@@ -42,7 +42,7 @@ Shape = Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=8)]
 
 
 class Parts(BaseModel):
-    """What a sample of several inputs is made of."""
+    """The inputs of a sample."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 

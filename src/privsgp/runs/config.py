@@ -311,7 +311,7 @@ class Config(Options):
         return hash(self.shared_hash())
 
     def site(self, node: int) -> str:
-        """What a node is called in messages."""
+        """The name of a node in messages."""
         return f"node {node}" if self.data.sites is None else f"node {node} ({self.data.sites[node]})"
 
     @property
@@ -481,7 +481,7 @@ class Config(Options):
 
     @property
     def trust(self) -> Trust:
-        """What an adversary sees: as the configuration says, else the algorithm's own."""
+        """The view of an adversary: from the configuration, else the algorithm's own."""
         if self.pairwise:
             return "honest sites"
         return self.algorithm.trust or ALGORITHMS[self.algorithm.name].trust
@@ -729,7 +729,7 @@ def _refusal(error: ValidationError, kind: type[Config], values: dict[str, Any])
 
 
 def _off_the_point(e: ErrorDetails) -> bool:
-    """Where a key takes a number or a list, pydantic complains for both: keep what fits the value that was given."""
+    """If a key allows a number or a list, pydantic complains about both: keep the error for the given kind."""
     compound = e["type"] in ("list_type", "model_type")
     optional = len(e["loc"]) > 2 and (compound or e["type"] in ("float_type", "int_type", "literal_error"))
     return optional and isinstance(e["input"], list | dict) != compound

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 class Problem:
     """Data as it lies on the nodes, and the model with its loss.
 
-    Where a run has several processes, each has the data of the nodes in `block` alone, and `sizes` of all of them.
+    With several processes, each has only the data of the nodes in `block`, and `sizes` of all nodes.
     `encoder` is what the samples have gone through, or, in a problem that is not yet `brought_home`, are to go through;
     """
 
@@ -255,7 +255,7 @@ def brought_home(config: Config, problem: Problem, world: World) -> Problem:
 def layout(config: Config) -> str:
     """Return what decides which record lies on which node: [data], and the seed of a simulation.
 
-    Guarantee: nothing else moves a record. What it has spent is in its node's ledger, where a later run looks for it.
+    Guarantee: nothing else moves a record. Its node's ledger has its spending, for later runs.
     Assumes: with `data.path` each file keeps its name and its records. No hash of them may stand in a ledger.
     """
     d = config.data

@@ -1,4 +1,4 @@
-"""What run.toml may hold: made of the fields of sections and of components."""
+"""The keys of run.toml, from the fields of sections and of components."""
 
 from __future__ import annotations
 

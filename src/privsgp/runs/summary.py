@@ -1,4 +1,4 @@
-"""What a run came to, as summary.json has it: what was promised and spent, what the model is worth, what it took."""
+"""The outcome of a run, as in summary.json: budgets, spending, metrics and cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SUMMARY_VERSION = 1
 PUBLIC_TEST = "public: metrics on it are not covered by the guarantee"
 PRIVATE_TEST = "private: metrics on it are in private/ alone, and not covered by the guarantee"
-# What the first process alone can see of a run, and tells the others when it has ended.
+# Results that only the first process knows; it sends them to the others at the end.
 _EVALUATED = (
     "test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "train_loss", "consensus_error",
 )  # fmt: skip

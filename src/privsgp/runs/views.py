@@ -1,7 +1,7 @@
 """A finished run as people see it: labelled facts, and the text of its privacy statement.
 
 The terminal, a notebook, the model card and the report render this one value. `of` takes a summary. `read` takes a run
-folder, checks its ledgers and recomputes ε. Whatever prints ε or δ rounds it up.
+folder, checks its ledgers and recomputes ε. Every printed ε and δ is rounded up.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What all sites of a run sign: one canonical JSON file, *.study, whose SHA-256 is the run's id.
+"""Agreements: one canonical JSON file, *.study, that all sites sign. Its SHA-256 is the run's id.
 
 It holds the shared configuration, the release, the roster (everybody's card), the graph, size and hash of x⁰, sizes
-J_i, budgets (ε_i, δ_i), noise σ_i, K, limits and an expiry. No code travels. Whoever joins makes all of it again from
-the configuration and refuses what differs: what others say about a site's own noise never changes it.
+J_i, budgets (ε_i, δ_i), noise σ_i, K, limits and an expiry. No code travels. A site that joins recomputes all of it
+from the configuration and refuses differences. So other sites' values never change its own noise.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Agreement(Study):
 
     @cached_property
     def graph(self) -> Graph:
-        """Who sends to whom."""
+        """The links."""
         return make_graph(self.config)
 
     @cached_property
@@ -323,7 +323,7 @@ def _noise(config: Config, like: Dataset) -> dict[str, Any]:
 
 
 def _algorithm_faults(config: Config) -> Iterator[Fault]:
-    """Yield what could not be gone on with after a crash, or does not send to neighbours in step."""
+    """Yield features that a site cannot continue after a crash, or that do not send to neighbours in step."""
     a, privacy, features = config.algorithm, config.privacy, config.features
     what = f"algorithm.name = {a.name!r} between sites: it does not send to neighbours in step by push-sum, or nobody "
     what += "knows whether what it remembers survives a crash"
@@ -343,7 +343,7 @@ def _algorithm_faults(config: Config) -> Iterator[Fault]:
 
 
 def graph_hash(graph: Graph) -> str:
-    """Return the SHA-256 of who sends which share to whom, over a period or, where there is none, for a while."""
+    """Return the SHA-256 of all shares over a period, or over many steps if there is none."""
     edges = [graph.edges(k) for k in range(graph.period or HORIZON)]
     told = [[e.source.tolist(), e.target.tolist(), e.share.tolist()] for e in edges]
     return digest(told)

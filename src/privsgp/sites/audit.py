@@ -1,6 +1,6 @@
 """audit.jsonl: messages that this site refused or warns of, with evidence; a chained file (accounting/chain.py).
 
-Of what a peer repeats without end, the first lines are kept and then the powers of two, with their count: nobody can
+Of endless repetitions by a peer, it keeps the first lines and then the powers of two, with their count. So no peer can
 fill the disk.
 """
 

@@ -1,4 +1,4 @@
-"""What stands between this site and a run: policy, names, ports, certificates, clocks, proxies, TLS interception.
+"""Checks before a run: policy, names, ports, certificates, clocks, proxies, TLS interception.
 
 Nothing is signed, and each site that can be dialled gets a call that does not exist: its answer shows that it accepts
 this site's certificate.

@@ -1,4 +1,4 @@
-"""A site's identity: keys that stay at home, and the card that others get.
+"""A site's identity: secret keys, and the public card for others.
 
 An Ed25519 key *is* the site: it signs agreements and messages, and endorses all other keys. gRPC's TLS takes no Ed25519
 certificates, so the site is also a small certificate authority of its own: a P-256 key, in the card, whose only use is
@@ -49,7 +49,7 @@ _FILES = ("identity.key", "authority.key", "exchange.key", "tls.key")  # private
 
 
 class Card(Options):
-    """What a site endorsed: the public halves of its keys, its name, and where it can be reached."""
+    """A site's card: the public halves of its keys, its name and its address, endorsed by the site."""
 
     format: str
     version: int
@@ -96,7 +96,7 @@ class Card(Options):
 
     @cached_property
     def fingerprint(self) -> str:
-        """What people compare by telephone."""
+        """The short form that people compare by telephone."""
         return fingerprint(bytes.fromhex(self.identity))
 
     @property
@@ -221,7 +221,7 @@ class Site:
 
     @property
     def name(self) -> str:
-        """What the site calls itself."""
+        """The site's name."""
         return self.card.name
 
     @property

@@ -1,8 +1,8 @@
 """A table of gradients on the disk: all of it once, then the rows that each step changed.
 
 It is too large to be written at each commit. One file for a while, `private/table-<n>.journal`. The commit holds the
-file's number, its length and the SHA-256 of so many bytes; what a crash left after them was not committed, and is cut
-off. When the file has grown to a few times the table, the next one begins, with all of it, and the commit moves to it.
+file's number, its length and the SHA-256 of this length. Bytes after it were not committed, and are removed. When the
+file has grown to a few times the table, the next one begins, with all of it, and the commit moves to it.
 
 A record is: how many rows, which, and their numbers.
 """
@@ -71,8 +71,8 @@ class Journal:
     def replay(self) -> None:
         """Make the rows what they were at the commit whose place was read.
 
-        What was written after the commit is not read, and the next write cuts it off: where this commit turns out to be
-        an older one that was put back, the right one still finds all of its own.
+        Bytes after the commit are not read, and the next write removes them. If this commit was restored from an older
+        copy, the right one still finds its own bytes.
         """
         self.number, self.length = self._at.tolist()
         self._hash = hashlib.sha256()

@@ -98,7 +98,7 @@ class Network:
             self.server.stop()
 
     def until(self, done: Callable[[], bool], seconds: float) -> bool:
-        """Wait until something is done; tell whether it is after so many seconds."""
+        """Wait until a condition holds; return whether it holds after the given seconds."""
         return wait_for(self.members.changed, done, seconds)
 
 
@@ -400,7 +400,7 @@ def _leaving(folder: Folder) -> Path:
 
 
 def leave(study: Path, *, home: Path, out: Path | None = None) -> bool:
-    """Leave a run for good; tell whether the others could be told here, and not by the process that is in the run."""
+    """Leave a run permanently; return whether this process, and not the one in the run, could inform the others."""
     site, agreement, folder = _opened(study, home, out)
     if not folder.config.exists():
         raise Refused(f"{folder.path} holds no run of {agreement.name}", "name its folder with --out")
@@ -421,7 +421,7 @@ def leave(study: Path, *, home: Path, out: Path | None = None) -> bool:
 
 
 def _goodbye(network: Network, folder: Folder) -> None:
-    """Bring the sites that are there this site's last messages; sign that it leaves; tell those that can be told."""
+    """Send this site's last messages to the sites that are online, sign its departure, and inform the others."""
     network.until(lambda: _delivered(network), max(_GOODBYE, network.agreement.limits.deadline))
     network.members.leave(Goodbye.make(network.site, network.agreement.run, network.transport.taken()))
     delete(_pair_key(folder))

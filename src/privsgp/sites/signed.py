@@ -1,4 +1,4 @@
-"""Who agreed to a run between sites, from its folder: every signature checked again, nothing of `private/` opened.
+"""The signatures of a run between sites, from its folder: each is checked again, and `private/` stays closed.
 
 A run may be of an older release: what is checked here is what people signed, not whether it could be run today.
 """
@@ -71,7 +71,7 @@ def _read(folder: Path) -> list[_One]:
 
 
 class Signed(NamedTuple):
-    """A study, and who has signed it."""
+    """A study and its signatures."""
 
     study: Study
     signed: list[bool]  # by node: its signature of this agreement is there, and right

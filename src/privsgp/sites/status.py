@@ -1,4 +1,4 @@
-"""What a site shows of a run while it takes part: each site, each link, and why a link fails.
+"""The status of a run at a site: each site, each link, and the cause of a failure.
 
 `state` is the one source: `privsgp status` reads it from status.json, Prometheus as metrics, which are off unless asked
 for. It decides nothing, and nothing of it depends on records: steps, links and their messages, sites, refusals.
@@ -197,7 +197,7 @@ def served(address: str | None, made: Callable[[], str]) -> Iterator[None]:
                 self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing of who asked."""
+            """Log no requests."""
 
     try:
         server = ThreadingHTTPServer((host.strip("[]"), int(port)), Handler)

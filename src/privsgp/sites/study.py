@@ -1,4 +1,4 @@
-"""What a study file says by itself: who signs, until when, and every number, without computing the run again.
+"""Study files: the signing sites, the expiry and every number, without computing the run again.
 
 `Agreement` builds on it. This module does without torch, so that privsgp can refuse a study at once.
 """
@@ -45,7 +45,7 @@ _Seconds = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
 class Limits(Options):
-    """What sites expect of each other while a run goes on."""
+    """The limits that sites agree on for a run."""
 
     deadline: _Seconds = option(10.0, "seconds that the messages of a step are waited for")
     staleness: Count = option(64, "steps after which a silent link's next message is waited for, however long")
@@ -69,7 +69,7 @@ class _Model(Options):
 
 
 class _Shared(Options):
-    """What noise that pairs of sites share is made of: variances, each node's own and that of a pair."""
+    """The variances of pairwise noise: each node's own, and that of a pair."""
 
     own: list[_Variance]
     pair: _Variance
@@ -142,7 +142,7 @@ class Study(Options):
 
     @property
     def trusted(self) -> list[Card]:
-        """Whose certificates count: the roster's, and the relay's."""
+        """The trusted certificates: those of the roster, and the relay's."""
         known = {card.identity for card in self.roster}
         return self.roster if self.relay is None or self.relay.identity in known else [*self.roster, self.relay]
 
@@ -196,5 +196,5 @@ class Study(Options):
 
     @property
     def default_folder(self) -> Path:
-        """Where a site's part in the run lies by default."""
+        """The default run folder of a site."""
         return Path("runs") / f"{self.name}-{self.run[:8]}"

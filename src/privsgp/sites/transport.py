@@ -1,7 +1,7 @@
 """Push-sum of one site with the others: running sums over each link, committed before they are sent.
 
-The arithmetic of links is transport/link.py's. What a run of sites makes of its messages is what one process makes of
-the same ones, bit by bit (tests/sites/oracle.py).
+The arithmetic of links is transport/link.py's. A run of sites gives the same bits as one process for the same messages
+(tests/sites/oracle.py).
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ class SitesTransport(Transport):
     def _wait(self, k: int) -> None:
         """Wait for this step's messages until the deadline; longer for links that were silent for too long.
 
-        While fewer sites than agreed on are there, nobody goes on, and nothing is spent.
+        While fewer sites than agreed on are online, all wait, and spend nothing.
         """
         edges, began = self.graph.edges(k), time.monotonic()
         due = [int(j) for j in edges.source[edges.target == self.node] if j != self.node]

@@ -1,7 +1,7 @@
 """One noised sum of the sites' vectors: of each person one vector, of each site one Gaussian release.
 
 Nothing here reads or writes a file. `Release.plan` sets the noise, `added` forms a site's sum, `noised` adds the noise,
-and `total` is push-sum: every site gets the sum over all sites, and nobody sees one site's sum without its noise.
+and `total` is push-sum: every site gets the sum over all sites. A site's sum never leaves without its noise.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LONGEST = 10_000  # rounds of push-sum
 
 @dataclass(frozen=True)
 class Vectors:
-    """What a person's vector is: its length, its largest norm, and whether an entry may be negative."""
+    """The form of a person's vector: length, largest norm, and whether an entry may be negative."""
 
     length: int
     norm: float

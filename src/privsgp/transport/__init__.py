@@ -1,1 +1,1 @@
-"""Who hears whom: one protocol (`protocol.py`), and a file for each kind."""
+"""Transports: one protocol (`protocol.py`), and a file for each kind."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Indices = NDArray[np.int64]
 
 
-# What arrives is added while it is still in a core's cache: so many numbers at a time.
+# Arrivals are added while they are in a core's cache: this many numbers at a time.
 _PIECE = 1 << 18
 
 

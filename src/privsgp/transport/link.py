@@ -49,7 +49,7 @@ _LEAST = 2.0**-500  # stands for a weight that was rounded to 0
 def gathered(
     x: NDArray[np.floating], w: float, kept: float, taken: Sequence[tuple[Sums, Sums]]
 ) -> tuple[NDArray[np.floating], float, list[Increment]]:
-    """Return x and w of a node that keeps a share of its own and adds what messages bring: sums, and those before.
+    """Return x and w of a node that keeps a share and adds the content of messages: sums minus the sums before.
 
     Each message is measured while its numbers are in the processor's cache.
     """

@@ -1,4 +1,4 @@
-"""What a run asks of whatever carries its messages, wherever its nodes live. A new kind is one more file here.
+"""The interface of every transport. A new kind is one more file here.
 
 Algorithms and the trainer know this protocol alone; `Trainer._connect` chooses the kind.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Transport(Protocol):
     """Moves the parameters x and push-sum weights w of this process's nodes to their out-neighbours.
 
-    What most kinds have no use for has a default here.
+    Methods that most kinds do not need have a default.
     """
 
     # Every node is in this process: nothing leaves it before a step is over, and one kernel may do `mix` with the step.

@@ -1,8 +1,8 @@
-"""Where the processes of a run meet: who is there, who owns which nodes, and what all of them must agree on.
+"""The rendezvous of a run's processes: their presence, the owners of nodes, and values on which all must agree.
 
-A process started by torchrun finds the others through a key-value store. What goes through it is public and small:
-the shared configuration, sizes, step numbers, noise levels and test metrics. Parameters never do; they
-travel as messages (torch_distributed.py). A process that was started alone is a world of one: nothing happens here.
+A process started by torchrun finds the others through a key-value store. It carries public, small values: the shared
+configuration, sizes, step numbers, noise levels and test metrics. Parameters never do; they travel as messages
+(torch_distributed.py). A process that was started alone is a world of one: nothing happens here.
 
 Anyone may write anything there, so a process uses its own values as they are and never as they come back, and those of
 others only where they have the form that was asked for (privacy.md, "Peers are adversaries"). Every wait has a
@@ -172,7 +172,7 @@ class World:
             keys = {rank: f"{self._round}/{rank}" for rank in range(self.size)}
             self._wait(keys)
             said = self._ask(partial(self.store.multi_get, list(keys.values())))
-            # Whoever posts in this round has read the one before.
+            # A process that posts in this round has read the one before.
             self._ask(partial(self.store.delete_key, f"{self._round - 1}/{self.rank}"))
         if said[self.rank] != word.encode():
             raise Refused(

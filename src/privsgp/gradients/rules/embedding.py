@@ -36,7 +36,7 @@ class Lookups(Product):
         """Σ_{t,t'} [i_t = i_t'] ⟨δ_t, δ_t'⟩, of δ scaled to length 1; what rounding may have taken off is added.
 
         Rows of one token may cancel; as in `positions` they count as no shorter than a share of what they could be.
-        What float32 could not scale stays too long to be kept where `exact` measures in float64.
+        With `exact`, a gradient that float32 could not scale counts as too long, and is not kept.
         """
         delta, length = self.delta, squared_norm(self.delta.flatten(2))
         if exact:
@@ -98,7 +98,7 @@ class StackedEmbedding(StackedLayer):
         return self.join(out.view(self.models, -1, *x.shape[1:], out.shape[-1]))
 
     def piece(self, call: Call, delta: Tensor, batch: int, *, input_is_data: bool) -> Piece:
-        """Indices and δ; the row that stands for nothing is not trained."""
+        """Indices and δ; the padding row is not trained."""
         index = call.kept.view(self.models, batch, -1)
         delta = delta.view(*index.shape, -1)
         if self.padding is not None:

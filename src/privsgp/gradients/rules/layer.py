@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Call(NamedTuple):
-    """What passed through a layer: its input as it came, what its rule keeps of it, and its output."""
+    """One call of a layer: its input, the part that its rule keeps, and its output."""
 
     input: Tensor
     kept: Tensor

@@ -1,1 +1,1 @@
-"""What a node remembers of every sample's gradient: in memory, on a disk, by blocks."""
+"""Gradient tables: the last gradient of every sample of a node."""

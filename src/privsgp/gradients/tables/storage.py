@@ -1,4 +1,4 @@
-"""Where a table lies, beside the computation or in the machine's memory, and how its rows are read and written.
+"""Storage of tables, on the device or in the machine's memory, and access to their rows.
 
 The choice follows from sizes alone, which are public, and is logged before anything is computed.
 """

@@ -41,8 +41,8 @@ class Table:
 
     For each layer (when dense, for the whole gradient) a table holds each factor of the gradients, [m, rows, …].
 
-    A mean is moved at every step and never taken anew: what it rounds by stays in it, and need not be the same with and
-    without a record. In float64 that is nothing beside G/J; in float32 it could be made as large.
+    A mean is updated at every step and never recomputed. So its rounding errors stay, and may differ with and without a
+    record. In float64 that is nothing beside G/J; in float32 it could be made as large.
 
     With fewer bits, `dtype`, there is one `scale` [m, rows] for each entry.
 

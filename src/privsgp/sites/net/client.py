@@ -1,7 +1,7 @@
 """Dials the other sites: says hello, brings them messages, and fetches one's own where nobody can dial this site.
 
-A thread for each site that can be dialled. Whatever fails is tried again, after 0.2 s at first and 15 s at most, with a
-new connection (so that a renewed certificate is shown) and the newest message there is then.
+A thread for each site that can be dialled. A failed call is repeated, after 0.2 s at first and 15 s at most, with a new
+connection (so that a renewed certificate is shown) and the newest message.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Kept(Options):
 
 
 class _From(Options):
-    """Whose message is handed over, and of which step, by the word of the peer."""
+    """Sender and step of a message, as the peer states them."""
 
     source: Node
     step: Whole

@@ -2,7 +2,8 @@
 
 A message is sealed by its sender for its receiver: encrypted with a key that only the two can compute (X25519 of the
 keys on their cards), and inside it is signed like any other. The relay keeps the newest of each link, in memory. It
-sees who sends to whom, when, and how much; it can lose messages, hold them back and show old ones, which are ignored.
+sees sender, receiver, time and size of messages. It can lose or delay messages, and repeat old ones, which sites
+ignore.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def most(agreement: Agreement) -> int:
 
 
 class Seal:
-    """What two sites need to write to each other past others."""
+    """The keys by which two sites seal messages for each other."""
 
     def __init__(self, site: Site, agreement: Agreement, node: int) -> None:
         self.site, self.agreement, self.node = site, agreement, node

@@ -38,7 +38,7 @@ _MOST_HEADER = 1024
 
 
 class Rejected(InWords, Exception):
-    """What a peer sent is not let in; `kind` is for counting, the text for people."""
+    """A refused message of a peer; `kind` is for counting, the text for people."""
 
     def __init__(self, kind: str, what: str, evidence: dict[str, Any] | None = None) -> None:
         super().__init__(what)
@@ -47,7 +47,7 @@ class Rejected(InWords, Exception):
 
 @dataclass(frozen=True)
 class Header:
-    """Whose message this is, over which link, of which step and of what."""
+    """The header of a message: sender, link, step and content."""
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 

@@ -1,4 +1,4 @@
-"""What sites tell each other every second or so, and what is believed of it.
+"""Hellos: what sites send each other about every second, and which parts a site believes.
 
 A hello also tells what the speaker heard of others, so that two sites that cannot dial each other know of each other.
 Nothing of it touches anybody's noise or budget: a lie about a third site can make others wait or go on, no more.
@@ -57,7 +57,7 @@ class Process(Options):
 
 
 class Yours(Options):
-    """What a site has of the one it speaks to: the newest step, its header, and the newest process."""
+    """The newest step, header and process number that a site knows of its peer."""
 
     newest: Newest
     proof: Evidence | None
@@ -86,7 +86,7 @@ def _goodbye_text(run: str, taken: dict[int, int]) -> bytes:
 
 
 class Hello(Options):
-    """What sites tell each other every second or so. Peers send it: everything in it is checked."""
+    """The content of a hello, which sites send about every second. Peers send it: everything in it is checked."""
 
     run: Hash
     incarnation: From1

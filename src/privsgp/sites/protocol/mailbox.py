@@ -1,8 +1,8 @@
-"""What waits to be sent and what has arrived: for each link the newest message, and of small ones a few before it.
+"""Outgoing and received messages: for each link the newest one, and a few before it if they are small.
 
-Messages are state: the newest makes all before it needless, so nobody has to keep more than one. Where there is room a
-few are kept, so that a site which is a moment behind takes the message of its own step and not a later one: a run that
-nothing disturbs is then, to the last bit, the one that a single process would have made.
+Messages are state: the newest makes all before it needless, so nobody has to keep more than one. A few are kept if they
+are small, so that a site which is a moment behind uses the message of its own step. Without disturbance a run then has
+the same bits as the one that a single process would have made.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SMALL = 1 << 20  # bytes of a message of which more than the newest is kept
 
 
 def wait_for(changed: threading.Condition, done: Callable[[], bool], seconds: float) -> bool:
-    """Wait until something is done, looking when anything has changed; tell whether it is after so many seconds."""
+    """Wait until a condition holds, checking after each change; return whether it holds after the given seconds."""
     until = time.monotonic() + seconds
     with changed:
         while not (is_done := done()) and (left := until - time.monotonic()) > 0:

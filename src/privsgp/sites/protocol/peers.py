@@ -1,4 +1,4 @@
-"""What a site knows of the others: which are there, how far each is, and which have left for good.
+"""The peers of a site: which are online, how far each is, and which have left.
 
 All of it was checked when it came (gossip.py). Several threads ask and write: one condition guards everything.
 """
@@ -133,8 +133,8 @@ class PeerTable:
     def took(self, target: int, step: int, answered: int, asked: int) -> None:
         """Keep that a message of this site's was brought to a target, and which it answered to have.
 
-        `asked` is the process that was known then. Where another has said hello since, the answer may be of the one
-        before, and the message is lost with it.
+        `asked` is the process that was known then. If another process has said hello since, the answer may be of the
+        one before, and the message is lost with it.
         """
         with self.changed:
             other = self.others[target]
