@@ -63,6 +63,7 @@ def one_of(option: str, value: str, known: Sequence[str]) -> None:
 _COMMANDS = {
     "Train": {
         "train": "privsgp train run.toml --out runs/first",
+        "describe": "privsgp describe run.toml --epsilon 0.5",
         "init": "privsgp init --public public.csv --target outcome --sites aachen,basel,cork",
         "plan": "privsgp plan run.toml",
         "tune": "privsgp tune run.toml --public synthetic --out tuned.toml",
@@ -126,6 +127,7 @@ def add_to(app: typer.Typer) -> None:
     """Add these commands to the command line."""
     app.add_typer(data, name="data", rich_help_panel="Train")
     app.command(**about("init"))(init)
+    app.command(**about("describe"))(describe)
 
 
 @data.command("schema", **about("data schema"))
@@ -218,3 +220,32 @@ def numbers(option: str, text: str) -> list[float]:
         return [float(part) for part in text.strip().removesuffix(",").split(",")] if text else []
     except ValueError:
         raise Refused(f"--{option} {text}", "give numbers with commas between") from None
+
+
+def describe(
+    config: Annotated[Path, typer.Argument(help="run.toml, whose [data] names the sites' tables and their schema.")],
+    epsilon: Annotated[float, typer.Option(help="ε of the one release of each site.")],
+    delta: Annotated[float, typer.Option(help="Its δ; below 1 / records of a site.")] = 1e-5,
+    columns: Annotated[str, typer.Option(help="Names with commas between; default: all that the schema uses.")] = "",
+    bins: Annotated[int, typer.Option(min=2, max=200, help="Bins of a number's public range.")] = 20,
+    folder: Annotated[Path | None, typer.Option("--out", help="Default: descriptions/.")] = None,
+    changes: Changes = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Describe columns of all sites' tables privately: shares, missing values, means, quantiles, with intervals."""
+    settings = configured(config, changes)
+    from privsgp.report.terminal import show_table, tell
+    from privsgp.runs import description
+
+    found = description.describe(
+        settings, epsilon, delta, columns=[c.strip() for c in columns.split(",") if c.strip()], bins=bins, out=folder,
+        data_dir=data_dir, say=lambda line: err.print(line, soft_wrap=True),
+    )  # fmt: skip
+
+    def table(rows: list[tuple[str, str, str]]) -> None:
+        show_table("all sites together", ("column", "what", "value, 95 % interval"), rows, words=["column", "what"])
+
+    tell(found, table, description.rows_of(found), as_json=as_json)
+    for line in [*description.statement(found), f"written to {found['folder']}"]:
+        err.print(line, soft_wrap=True)

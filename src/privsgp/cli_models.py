@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privsgp.cli_data import Json, about, there
+from privsgp.cli_data import Changes, DataDir, Json, about, configured, there
 from privsgp.errors import Refused, visible
 
 if TYPE_CHECKING:
@@ -72,7 +72,11 @@ def evaluate(
     run: RunFolder,
     file: Annotated[
         Path,
-        typer.Argument(help="Public samples with targets, in the form of the run; .npz with x and y.", callback=there),
+        typer.Argument(
+            help="Public samples with targets, in the form of the run; .npz with x and y. With --private the run's own "
+            'run.toml, or files of the sites that none trained on: "test-{site}.csv".',
+            callback=lambda path: path if "{" in str(path) else there(path),
+        ),
     ],
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Fit probabilities, and keep them in calibration.json.")
@@ -88,9 +92,20 @@ def evaluate(
         str,
         typer.Option(help="A threshold for sensitivity=0.9 or specificity=0.9."),
     ] = "",
+    private: Annotated[
+        bool,
+        typer.Option("--private", help="On held-out records of the sites, from one noised histogram: [evaluation]."),
+    ] = False,
+    changes: Changes = None,
+    data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a trained model on public data. No ε covers this, so privsgp refuses training records."""
+    """Measure a trained model on public data, which no ε covers, or privately on held-out records."""
+    if private:
+        _evaluate_privately(run, file, changes or [], data_dir, as_json=as_json)
+        return
+    if changes:
+        raise Refused("--set without --private", "leave it out: public data need no [evaluation]")
     from privsgp.accounting.book import Book
     from privsgp.engine.folder import Folder
     from privsgp.report.terminal import err, show, tell
@@ -111,6 +126,28 @@ def evaluate(
         err.print("note: the budget book does not know the run's records: nothing was compared", soft_wrap=True)
     err.print("note: no ε covers these: they are for those who may see the samples", soft_wrap=True)
     tell(found, show, file.name, metric_rows(found), as_json=as_json)
+
+
+def _evaluate_privately(run: Path, file: Path, changes: list[str], data_dir: Path | None, *, as_json: bool) -> None:
+    from privsgp.report.terminal import err, show_table, tell
+
+    if file.suffix == ".toml":
+        config = configured(file, changes)
+        from privsgp.runs import evaluation
+
+        found = evaluation.of_run(run, config, data_dir)
+    else:
+        from privsgp.runs import evaluation
+
+        found = evaluation.on_files(run, str(file), changes)
+
+    def table(rows: list[tuple[str, str, str]]) -> None:
+        show_table("the model on held-out records", ("metric", "group", "value, 95 % interval"), rows, words=["metric"])
+
+    tell(found, table, evaluation.rows_of(found), as_json=as_json)
+    for line in evaluation.statement(found):
+        err.print(line, soft_wrap=True)
+    err.print(f"written to {found['folder']}", soft_wrap=True)
 
 
 def _show_worth(found: dict[str, Any]) -> None:

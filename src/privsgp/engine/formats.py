@@ -59,6 +59,36 @@ _Point = Annotated[list[_Part], Field(min_length=2, max_length=2)]
 _Bin = Annotated[list[float], Field(min_length=3, max_length=3)]
 
 
+class _Metric(_Kept):
+    metric: str
+    group: str
+    value: _Number
+    low: _Number
+    high: _Number
+    persons_needed: _Whole | None
+
+
+class _Trained(_Kept):
+    epsilon: _Number
+    delta: _Number
+
+
+class Evaluated(_Kept):
+    """evaluation.json: a private evaluation on held-out records."""
+
+    version: Literal[1] = 1
+    simulation: bool
+    epsilon: float
+    delta: float
+    relation: str
+    held_out: list[_Whole]
+    noise: str
+    honest: _Whole | None
+    added: str
+    trained: _Trained
+    metrics: list[_Metric]
+
+
 class _Evaluated(_Kept):
     test_accuracy: _Number = None
     mean_node_accuracy: _Number = None

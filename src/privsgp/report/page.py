@@ -13,7 +13,7 @@ from privsgp.accounting.shown import bound, percent_up, small, up
 from privsgp.errors import Refused
 from privsgp.files import write as write_whole
 from privsgp.planner import settle as planning
-from privsgp.runs import views
+from privsgp.runs import evaluation, views
 from privsgp.runs.charts import figures, number, table
 from privsgp.sites import signed as signatures
 
@@ -66,6 +66,7 @@ def page(view: RunView) -> str:
         style=(resources.files("privsgp.report") / "page.css").read_text("utf-8"),
         charts=figures(view),
         confusion=_confusion(view.summary.get("confusion") or []),
+        held_out=_held_out(view.folder),
         sites=_sites(view),
         signed=signed,
         all_signed=signed is not None and all(signed.signed),
@@ -84,6 +85,13 @@ def _confusion(counts: list[list[int]]) -> Markup | None:
         return None
     head = ["true class", *(f"said {c}" for c in range(len(counts)))]
     return table(head, [[str(c), *map(str, row)] for c, row in enumerate(counts)])
+
+
+def _held_out(folder: Path) -> list[tuple[Markup, list[str]]]:
+    """Return of each private evaluation its metrics, and what it spent."""
+    head = ["metric", "group", "value, 95 % interval"]
+    found = evaluation.of_folder(folder)
+    return [(table(head, [list(row) for row in evaluation.rows_of(one)]), evaluation.statement(one)) for one in found]
 
 
 def _sites(view: RunView) -> Markup:

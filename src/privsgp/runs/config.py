@@ -250,6 +250,23 @@ class Clock(Options):
     slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = option(1.0, "how much slower they are")
 
 
+class EvaluationSection(Options):
+    """Private evaluation: `privsgp evaluate RUN run.toml --private`. Only `share` has a part in training."""
+
+    share: Annotated[float, Field(gt=0, le=0.5)] | None = option(
+        None, "the share of records that is held out of training, by a hash of each; left out: none"
+    )
+    epsilon: Positive = option(1.0, "ε of the one release of each site")
+    delta: Probability = option(1e-5, "its δ; below 1 / held-out records of a site")
+    bins: Annotated[int, Field(ge=2, le=100)] | list[Probability] = option(
+        10, "bins of the probability of class 1: their number, or the edges between 0 and 1"
+    )
+    subgroups: list[str] = option([], "columns of the schema by whose values metrics are given too: categories, yes/no")
+    residual: Positive | None = option(
+        None, "numbers: residuals are clipped here, in the unit of the table; left out: a quarter of the target's range"
+    )
+
+
 class PlanSection(Options):
     """The data that the planner rehearses on.
 
@@ -296,6 +313,7 @@ class Config(Options):
     algorithm: AlgorithmSection = AlgorithmSection()
     clock: Clock = Clock()
     plan: PlanSection = PlanSection()
+    evaluation: EvaluationSection = EvaluationSection()
     engine: Engine = Engine()
     _base: Path = PrivateAttr(default_factory=Path)
 
@@ -511,8 +529,11 @@ class Config(Options):
     def shared(self) -> dict[str, Any]:
         """Return what every site must agree on: no names, paths, devices or file layouts."""
         values = self.model_dump(
-            mode="json", exclude={"name": True, "plan": True, "data": {"path", "test", "test_path"}}
+            mode="json",
+            exclude={"name": True, "plan": True, "evaluation": True, "data": {"path", "test", "test_path"}},
         )
+        if self.evaluation.share is not None:  # which records are trained on
+            values["evaluation"] = {"share": self.evaluation.share}
         return values | {"engine": {"dtype": self.engine.dtype}}
 
     def with_algorithm(self, **values: Any) -> Config:  # noqa: ANN401 - keys of the section
@@ -689,6 +710,7 @@ def differences(old: Config, new: Config, gone: Mapping[str, Any] | None = None)
     """Name every key whose change would change the result, with both values; `gone` are keys of an old run folder."""
     free = {"name", *(f"plan.{key}" for key in PlanSection.model_fields)}
     free |= {f"engine.{key}" for key in ("device", "evaluate_every", "checkpoint_every")}
+    free |= {f"evaluation.{key}" for key in EvaluationSection.model_fields if key != "share"}
     a, b = flat(old.model_dump(mode="json")) | dict(gone or {}), flat(new.model_dump(mode="json"))
     if b.get(_SCALE) == "auto":  # settled by the rest, or as the run that goes on has it
         free |= {_SCALE} if b.get(_DIFFERENCE) is not None else {_SCALE, _DIFFERENCE}

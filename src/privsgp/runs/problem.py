@@ -79,12 +79,39 @@ class Problem:
         if world.alone or self.block is not None:
             return self
         block = blocks(len(self.parts), world.size)[world.rank]
-        rows = np.concatenate([self.parts[i] for i in block])
-        parts = np.split(np.arange(len(rows)), np.cumsum([len(self.parts[i]) for i in block])[:-1])
-        d = self.dataset
-        known = None if d.rows is None else d.rows[rows]
-        own = dataclasses.replace(d, x=d.x[rows], y=d.y[rows], rows=known)
-        return dataclasses.replace(self, dataset=own, parts=parts, block=block, sizes=self.samples)
+        own = self.with_rows([self.parts[i] for i in block])
+        return dataclasses.replace(own, block=block, sizes=self.samples)
+
+    def with_rows(self, chosen: Sequence[NDArray[np.int64]]) -> Problem:
+        """Keep these rows alone, one array of them for each node."""
+        rows, d = np.concatenate(chosen), self.dataset
+        parts = np.split(np.arange(len(rows)), np.cumsum([len(part) for part in chosen])[:-1])
+        own = dataclasses.replace(d, x=d.x[rows], y=d.y[rows], rows=None if d.rows is None else d.rows[rows])
+        known = None if self.known is None else self.known[rows]
+        return dataclasses.replace(self, dataset=own, parts=parts, known=known)
+
+    def side(self, share: float | None, *, held_out: bool) -> Problem:
+        """Keep the records that training sees, or those that are held out of it.
+
+        Guarantee: a record's side depends on its own inputs and on `share` alone. Equal inputs are on one side, at
+        every node and in every run. A record that is held out stays so if `share` grows.
+        """
+        if share is None:
+            return self
+        if getattr(self.dataset, "persons", None) is not None:  # whose rows would be on both sides
+            raise Refused(
+                f"evaluation.share = {share:g} for persons with several rows", "leave it out: it is for records"
+            )
+        keyed = (hashlib.blake2b(one.tobytes(), digest_size=8, person=b"held out").digest() for one in self.hashes)
+        out = np.frombuffer(b"".join(keyed), "<u8") < share * 2.0**64
+        chosen = [rows[out[rows] == held_out] for rows in self.parts]
+        if empty := [i for i, rows in enumerate(chosen) if not len(rows)]:
+            raise Refused(
+                f"evaluation.share = {share:g}: node {empty[0]} has no record "
+                + ("that is held out" if held_out else "left to train on"),
+                "take another share, or leave it out",
+            )
+        return dataclasses.replace(self, known=self.hashes).with_rows(chosen)
 
     @functools.cached_property
     def hashes(self) -> Hashes:
@@ -113,7 +140,12 @@ def load_problem(config: Config, data_dir: Path | None = None, world: World | No
     refuse_other_configurations(config, world)
     block = blocks(config.data.nodes, world.size)[world.rank]
     problem = world.all_or_none(
-        lambda: _read(config, data_dir, block).local_shard(world).encoded(chosen_device(config.engine.device))
+        lambda: (
+            unencoded(config, data_dir, block)
+            .side(config.evaluation.share, held_out=False)
+            .local_shard(world)
+            .encoded(chosen_device(config.engine.device))
+        )
     )
     if world.alone or config.data.path is None:
         return problem
@@ -124,8 +156,8 @@ def load_problem(config: Config, data_dir: Path | None = None, world: World | No
 _PUBLIC = "data.test = 'public' (test_is_public=True)"
 
 
-def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
-    """Read the files of the nodes in `block`, or a data set that is divided among all nodes."""
+def unencoded(config: Config, data_dir: Path | None, block: range) -> Problem:
+    """Read the files of the nodes in `block`, or a data set that is divided among all nodes; all records of them."""
     task, d, told = models.task(config.model.loss), config.data, list[str]()
     how = "{test_is_public}" if d.test_path is None else f"data.test_path = {d.test_path!r}"
     if d.path is not None:

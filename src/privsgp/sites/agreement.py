@@ -330,6 +330,8 @@ def _algorithm_faults(config: Config) -> Iterator[Fault]:
     yield a.name not in ALLOWED, what, f"take {' or '.join(map(repr, ALLOWED))}"
     what = f"privacy.accountant = {privacy.accountant!r} between sites: its ε guarantees nothing"
     yield privacy.nominal, what, "take 'certified': others rely on what is agreed on"
+    share = f"evaluation.share = {config.evaluation.share} between sites: private evaluation runs in one process only"
+    yield config.evaluation.share is not None, share, "leave it out, and keep test records in files of their own"
     remedy = "write 'independent' or 'pairwise': all sign whom they have to trust"
     yield privacy.noise == "auto", "privacy.noise = 'auto' between sites", remedy
     what = f"features.name = {features.name!r} between sites: its weights do not travel"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Metric = Callable[[Tensor], Tensor]
 
 Z = 1.959963984540054  # 95 %
-_PLACE = 0.25  # the weight of a person's place within the bin: it costs 3 % more noise, and gives the mean exactly
+PLACE = 0.25  # the weight of a person's place within the bin: it costs 3 % more noise, and gives the mean exactly
 # Half-widths from which on an interval says nothing.
 WIDEST = {
     "auc": 0.1, "accuracy": 0.1, "sensitivity": 0.15, "specificity": 0.15, "brier": 0.05, "recall": 0.15,
@@ -114,7 +114,7 @@ class Scores:
     @property
     def vectors(self) -> Vectors:
         """One cell of weight 1, and at most a quarter for the place within the bin."""
-        return Vectors(self.groups.count * 2 * (self._bins + 1), math.hypot(1, _PLACE))
+        return Vectors(self.groups.count * 2 * (self._bins + 1), math.hypot(1, PLACE))
 
     @property
     def _bins(self) -> int:
@@ -126,7 +126,7 @@ class Scores:
         bin_ = np.clip(np.searchsorted(edges, p, side="right") - 1, 0, self._bins - 1)
         made, each = np.zeros((len(p), self.groups.count, 2, self._bins + 1)), np.arange(len(p))
         made[each, group, y, bin_] = 1
-        made[each, group, y, -1] = _PLACE * (p - edges[bin_]) / np.diff(edges).max()
+        made[each, group, y, -1] = PLACE * (p - edges[bin_]) / np.diff(edges).max()
         return made.reshape(len(p), -1)
 
     def estimates(self, cells: Array, persons: int, sigma: float) -> list[Estimate]:
@@ -162,9 +162,7 @@ class Scores:
         value, made = value.detach(), made.detach()
         counts, places = made[..., :-1], made[..., -1:]
         # Of a person's place within the bin, the mean of the persons with the same label and group.
-        worth = slope[..., :-1] + slope[..., -1:] * (places / counts.sum(-1, keepdim=True)).nan_to_num().clamp(
-            0, _PLACE
-        )
+        worth = slope[..., :-1] + slope[..., -1:] * (places / counts.sum(-1, keepdim=True)).nan_to_num().clamp(0, PLACE)
         spread = (counts * worth**2).sum() - (counts * worth).sum() ** 2 / persons
         ends = (-1.0, 1.0) if name == "calibration_in_the_large" else (0.0, 1.0)
         variance = noise.square().sum().item() * sigma**2
@@ -198,7 +196,7 @@ class Scores:
     def _expected(self, h: Tensor) -> Tensor:
         """Return the sum of the probabilities of each label: the bins' left ends, and the places within the bins."""
         left, width = self._ends
-        return (h[:, :-1] * left).sum(1) + h[:, -1] * (width.max() / _PLACE)
+        return (h[:, :-1] * left).sum(1) + h[:, -1] * (width.max() / PLACE)
 
     def _in_the_large(self, h: Tensor) -> Tensor:
         return (h[1, :-1].sum() - self._expected(h).sum()) / h[:, :-1].sum()
