@@ -7,7 +7,10 @@ a table, and fails unless each bug is caught with every seed and the unpatched c
 from __future__ import annotations
 
 import argparse
+import functools
+import math
 import sys
+import tempfile
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -17,14 +20,18 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from sklearn.datasets import load_digits
 
 from privsgp.algorithms import Block, Drawn, Exchange, PushSum, Release, State, Step
 from privsgp.algorithms.block import clipped_mean
 from privsgp.audit import attack as attacks
 from privsgp.audit.attack import Told, worst
 from privsgp.audit.audit import AuditReport, audit
+from privsgp.data.dataset import Dataset
 from privsgp.engine import node_randomness
+from privsgp.gradients import persons
 from privsgp.gradients.per_sample import PerSample
+from privsgp.gradients.persons import Persons, is_row
 from privsgp.gradients.tables.table import Table
 from privsgp.randomness import noise as noises
 from privsgp.randomness import pairwise
@@ -63,6 +70,7 @@ class Bug:
     algorithms: tuple[str, ...] = ("privsgp", "privsgp-vr")
     options: dict[str, Any] = field(default_factory=dict)
     shared: bool = False  # of noise that nodes share
+    persons: bool = False  # of samples that are persons with up to four rows
 
 
 def no_noise(g: Tensor, source: Source, nodes: Sequence[int], step: int, **kept: Any) -> None:
@@ -203,6 +211,25 @@ def larger_coalition(covariance: PairwiseCovariance, node: int, honest: int) -> 
     return worst(covariance, node, honest // 2)
 
 
+def rows_clipped(self: Persons, z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> PerSample:
+    """Clip each row of a person by itself, and add them up."""
+    del keys
+    real = is_row(targets)
+    g = self.by_row(z, inputs.flatten(1, 2), targets.flatten(1, 2).clamp(min=0))
+    g.clip_(1.0, real.flatten(1))
+    found = PerSample([persons._joined(piece, inputs.shape[2]) for piece in g.pieces])
+    found.clip_ = lambda radius, mask, *, exact=None: PerSample.clip_(found, math.inf, mask, exact=exact)
+    return found
+
+
+def in_halves(self: Dataset, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Make two samples of a person with more than two rows."""
+    first = _first_rows(self, rows)
+    place = np.arange(len(rows)) - np.flatnonzero(first)[np.cumsum(first) - 1]
+    return np.asarray(first | ((place == 2) & (self.persons is not None)))
+
+
+_first_rows = Dataset.first_rows
 _step, _towards = PushSum.step, Table._towards  # patches call what they replace
 
 _fill_shared, _share = pairwise._OfNodes._fill_shared, pairwise._OfNodes._share
@@ -247,7 +274,28 @@ SHARED_BUGS = (
     Bug("same sign at both ends", lambda: patch.object(pairwise._OfNodes, "_share", same_sign), shared=True),
     Bug("larger coalition", lambda: patch.object(attacks, "worst", larger_coalition), shared=True),
 )
-ALL = (*QUIET, *BUGS, SHARED_NOTHING, *SHARED_BUGS)
+METHODS = ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd")
+PERSONS_NOTHING = Bug("nothing, persons", nullcontext, METHODS, persons=True)
+PERSON_BUGS = (
+    Bug(
+        "each row of a person clipped",
+        lambda: patch.object(Persons, "__call__", rows_clipped),
+        ("privsgp", "dp2-sgd"),
+        persons=True,
+    ),
+    Bug("a person in two samples", lambda: patch.object(Dataset, "first_rows", in_halves), METHODS, persons=True),
+)
+ALL = (*QUIET, *BUGS, SHARED_NOTHING, *SHARED_BUGS, PERSONS_NOTHING, *PERSON_BUGS)
+
+
+@functools.cache
+def people() -> str:
+    """Write digits of persons with one to six rows each, and return the file."""
+    x, y = load_digits(return_X_y=True)
+    whose = np.repeat(np.arange(700), np.random.default_rng(0).integers(1, 7, 700))[: len(y)]
+    path = tempfile.mkdtemp() + "/persons.npz"
+    np.savez(path, x=x / 16, y=y, person=whose, classes=10)
+    return path
 
 
 def attack(bug: Bug, algorithm: str, seed: int) -> AuditReport:
@@ -262,6 +310,8 @@ def attack(bug: Bug, algorithm: str, seed: int) -> AuditReport:
         "privacy": {"sigma": 0.05} | ({"noise": "pairwise", "honest": 4} if bug.shared else {}),
         "algorithm": {"name": algorithm, "batch": 32, "steps": 150} | bug.options,
     }
+    if bug.persons:
+        values["data"] = {"name": people(), "nodes": nodes, "person": "person", "rows_per_person": 4}
     with bug.patch():
         return audit(config.parse(values), canaries=CANARIES, seed=seed, observations=1)
 
@@ -275,7 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started, good = time.perf_counter(), True
     with get_context("spawn").Pool(2) as pool:
         for (index, algorithm), alarms in zip(cases, pool.imap(_alarms, _jobs(cases, seeds)), strict=True):
-            quiet = ALL[index] in (*QUIET, SHARED_NOTHING)
+            quiet = ALL[index] in (*QUIET, SHARED_NOTHING, PERSONS_NOTHING)
             right = sum(alarms) == (0 if quiet else seeds)
             good &= right
             verdict = "" if right else "   NOT AS IT SHOULD BE"

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 import runs
 from privsgp import __version__, cli, cli_data
 from privsgp.accounting import accountant, calibration, ledger
-from privsgp.accounting.mechanisms import Saga
+from privsgp.accounting.mechanisms import PersonLevel, Saga, SampledMean
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.errors import Refused
 from privsgp.research import commands
@@ -579,6 +579,15 @@ def test_what_has_no_shared_noise_or_no_epsilon_is_refused(options, said):
     ran = runs.command("calibrate", *COUNTED, "--epsilon", 1, *options)
     assert ran.code == 2
     assert said in " ".join(ran.err.split())
+
+
+def test_account_counts_persons_as_a_run_does():
+    persons = ["--set=data.person=id", "--set=data.rows_per_person=4", "--set=privacy.sites_per_person=2", "--nodes=2"]
+    found = json.loads(runs.command("account", *COUNTED, "--sigma=0.1", "--algorithm=privsgp", *persons).out)
+    m = PersonLevel(SampledMean(sigma=0.1, clip=1.0, batch=240, samples=1200), 4, 2)
+    assert found["unit"] == m.unit
+    assert found["epsilon"] == accountant.epsilon(m, 600, 1e-5).epsilon
+    assert dict(found["by_sites"])[2] == found["epsilon"] > dict(found["by_sites"])[1]
 
 
 def test_a_missing_number_is_not_the_next_ones():

@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 EXPERIMENT = "results"
 GIVEN = {"data": "data", "out": "runs", "device": "cpu", "jobs": 2}
 # these keep no runs, and begin anew
-ALONE = {"class-weights", "first-model", "hospitals", "trust", "stragglers", "soteriafl", "planning"}
+ALONE = {"class-weights", "first-model", "hospitals", "persons", "trust", "stragglers", "soteriafl", "planning"}
 PLAN = """
 [[step]]
 name = "first"

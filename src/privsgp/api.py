@@ -16,10 +16,12 @@ from torch.utils import data as torch_data
 
 from privsgp import data as data_room
 from privsgp import models
-from privsgp.data.dataset import from_arrays, pool
+from privsgp.data.dataset import PersonRows, from_arrays, pool
 from privsgp.data.fields import Fields, fields_of, looked_up
-from privsgp.data.loading import read_file, read_frame
+from privsgp.data.loading import by_person, read_file, read_frame
+from privsgp.data.persons import named
 from privsgp.data.samples import are_fields, are_sites, field_arrays, packed, pair
+from privsgp.data.schema import MISSING
 from privsgp.data.tables import Frame, is_frame
 from privsgp.errors import Refused, called_from_python
 from privsgp.features import frozen
@@ -50,6 +52,7 @@ _LOG = logging.getLogger(__name__)
 Arrays = Sequence[Any]  # (x, y) or (x, y, x_test, y_test)
 Records = Arrays | torch_data.Dataset[Any] | torch_data.DataLoader[Any] | Frame | str | Path
 Sites = Mapping[int, Records] | Mapping[str, Records]
+Persons = str | Sequence[object] | Mapping[int, Sequence[object]] | Mapping[str, Sequence[object]]
 Keys = Mapping[str, Any]  # of a section, as run.toml has them
 
 
@@ -65,6 +68,8 @@ def train(
     test_is_public: bool = False,
     classes: int | None = None,
     vocabulary: int | None = None,
+    persons: Persons | None = None,
+    rows_per_person: int | None = None,
     task: data_room.Task | None = None,
     schema: Schema | Keys | str | Path | None = None,
     images: Images | Keys | None = None,
@@ -107,6 +112,9 @@ def train(
         classes: The public number of classes. Without a seed it is needed unless a schema, names of classes or public
             test labels show it.
         vocabulary: The number of tokens, if the model looks whole numbers up in an embedding.
+        persons: The person of each row: a column or array by name, or one identifier for each row of arrays, by node as
+            `data`. A sample, and the unit of ε, is then a person.
+        rows_per_person: The most rows of a person that are used.
         task: "classification" or "regression", for a loss of your own.
         schema: The public `privsgp.Schema` of tables, its keys, or the path of a schema.toml.
         images: How to read folders of images, for example `{"labels": ["cat", "dog"], "size": 64}`.
@@ -164,7 +172,8 @@ def train(
     }  # fmt: skip
     own = {
         "classes": classes, "test": "public" if test_is_public else None, "vocabulary": vocabulary,
-        "schema": schema, "images": images, "text": text,
+        "schema": schema, "images": images, "text": text, "rows_per_person": rows_per_person,
+        "person": persons if persons is None or isinstance(persons, str) else "persons",
     }  # fmt: skip
     kind = _kind_of(loss, correct, task)
     given, config = _configured(data, sections, kind, own)
@@ -177,9 +186,10 @@ def train(
             brought = given.values() if isinstance(given, Mapping) else (given,)
             files = [Path(one) for one in brought if isinstance(one, str | Path)]
             problems.refuse_own_file(Path(test), files, f"test={str(test)!r}")
-        arrays, public, count, rows = _read(given, test, config, targets)
+        arrays, public, count, rows, whose = _read(given, test, config, targets)
         dataset, parts, fields = _dataset(arrays, public, count, config.data.tokens, targets, learner)
-        dataset = dataset if rows is None else replace(dataset, rows=rows)
+        dataset = replace(dataset, rows=dataset.rows if rows is None else rows, persons=whose)
+        dataset, parts = _by_person(dataset, parts, persons, config)
         problems.refuse_counted(config, dataset)
         problems.refuse_own_records(config, "test data that are public", dataset, parts)
         return dataset, parts, fields
@@ -272,28 +282,28 @@ def _read(
     test: Any,  # noqa: ANN401 - what is brought, or nothing
     config: configs.Config,
     task: data_room.Task,
-) -> tuple[Any, Any, int | None, NDArray[np.uint64] | None]:
-    """Put arrays in the place of frames, files and folders; return also how many classes and which rows these have.
+) -> tuple[Any, Any, int | None, NDArray[np.uint64] | None, PersonRows | None]:
+    """Put arrays in the place of frames, files and folders; return also how many classes and whose rows these have.
 
     The log says what happened to single values, for their owner.
     """
     d, said = config.data, list[int | None]()
-    rows: dict[str, NDArray[np.uint64] | None] = {}
+    read: dict[str, data_room.Dataset] = {}
 
-    def arrays(given: Any, where: str, *, own: bool) -> Any:  # noqa: ANN401 - whatever was brought
+    def arrays(given: Any, where: str, *, own: bool, trained: bool = True) -> Any:  # noqa: ANN401 - whatever was brought
         if not is_frame(given) and not isinstance(given, str | Path):
             for key in ("schema", "images", "text"):  # of files and frames: arrays are taken as they are
                 if getattr(d, key) is not None:
                     raise Refused(f"{where} is a {type(given).__name__} beside {key}=…", f"leave {key} out")
             return given
+        form = d.form if trained else replace(d.form, persons=None)
         if is_frame(given):
-            made = read_frame(given, where, task, d.form, own=own)
+            made = read_frame(given, where, task, form, own=own)
         else:
-            made = read_file(Path(given), task, d.form, own=own)
+            made = read_file(Path(given), task, form, own=own)
         _say(made.told)
         said.append(made.classes)
-        found = made.dataset
-        rows[where] = found.rows
+        found = read[where] = made.dataset
         return (found.x, found.y) if found.x_test is None else (found.x, found.y, found.x_test, found.y_test)
 
     if isinstance(data, Mapping):
@@ -301,10 +311,48 @@ def _read(
     else:
         brought = arrays(data, "data", own=config.seed is None)
     names = [config.site(node) for node in sorted(data)] if isinstance(data, Mapping) else ["data"]
-    known = [one for name in names if (one := rows.get(name)) is not None]
-    public = None if test is None else arrays(test, "test", own=False)
+    sets = [read[name] for name in names if name in read]
+    known = [one.rows for one in sets if one.rows is not None]
+    whose = [one.persons for one in sets if one.persons is not None]
+    public = None if test is None else arrays(test, "test", own=False, trained=False)
     count = d.classes or next((count for count in said if count is not None), None)
-    return brought, public, count, np.concatenate(known) if len(known) == len(names) else None
+    rows = np.concatenate(known) if len(known) == len(names) else None
+    if len(whose) < len(names):
+        return brought, public, count, rows, None
+    return brought, public, count, rows, whose[0]._replace(hashes=np.concatenate([one.hashes for one in whose]))
+
+
+def _by_person(
+    dataset: data_room.Dataset, parts: list[NDArray[np.int64]] | None, given: object, config: configs.Config
+) -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None]:
+    """Return the rows that are used, ordered by person, and the nodes' parts of them; refuse rows of nobody."""
+    options = config.data.persons
+    if options is None or dataset.persons is not None:
+        return dataset, parts
+    if given is None or isinstance(given, str):
+        remedy = "give one identifier for each row: persons=ids, or persons=[ids of node 0, ids of node 1, …]"
+        raise Refused(f"persons={given!r} names a column, and the data are arrays", remedy)
+    rows, whose = [np.arange(len(dataset.y))] if parts is None else parts, given
+    if isinstance(given, Mapping):
+        nodes = config.data.sites if config.data.sites and config.data.sites[0] in given else range(len(rows))
+        whose = [given.get(node, ()) for node in nodes]
+    elif parts is None:
+        whose = [given]
+    if not isinstance(whose, Sequence) or len(whose) != len(rows):
+        raise Refused(f"persons={type(given).__name__} with data of {len(rows)} nodes", "give identifiers by node")
+    made = []
+    for i, (names, own) in enumerate(zip(whose, rows, strict=True)):
+        part = replace(
+            dataset.taken(own), name=config.site(i) if parts is not None else "data", x_test=None, y_test=None
+        )
+        found, told = by_person(part, named(names, None, MISSING, f"{part.name}: persons"), options)
+        _say(told)
+        made.append(found)
+    pooled, new = pool(made, dataset.name, dataset.classes)
+    pooled = replace(
+        pooled, x_test=dataset.x_test, y_test=dataset.y_test, counted=dataset.counted, vocabulary=dataset.vocabulary
+    )
+    return pooled, None if parts is None else new
 
 
 def _refuse_trained(*given: object) -> None:

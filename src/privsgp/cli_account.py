@@ -84,6 +84,7 @@ def _config(
 def _counted(config: Config, kappa: float, coordinates: int) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return what a run of this configuration would count, of one of its nodes, and what that assumes."""
     from privsgp.accounting import accountant as accountants
+    from privsgp.accounting.statements import by_sites
     from privsgp.runs.budgets import calibrate_nodes, with_scale
 
     sizes, p, steps = config.data.sizes or [], config.privacy, config.algorithm.steps
@@ -100,13 +101,16 @@ def _counted(config: Config, kappa: float, coordinates: int) -> tuple[dict[str, 
         answer |= {"epsilon": p.epsilon, "certified_epsilon": answer["epsilon"], "c2": p.c2}
     if mechanism.weighted is not None and mechanism.weighted.difference_scale != 1:
         answer["difference_scale"] = mechanism.weighted.difference_scale
+    if mechanism.person is not None:
+        curve = by_sites(mechanism, steps, delta, p.relation)
+        answer |= {"unit": mechanism.person.unit, "by_sites": [[sites, finite(epsilon)] for sites, epsilon in curve]}
     if config.trust != "per-node":
         answer["trust"] = config.trust
     if made.covariance is not None and made.trust_curve is not None:
         if coordinates:
             made.covariance.refuse_large_pairs()
-        curve = [[honest, finite(epsilon)] for honest, epsilon in made.trust_curve(0, steps)]
-        answer |= {"honest": config.honest} | made.covariance.to_json(config.honest) | {"curve": curve}
+        by_honest = [[honest, finite(epsilon)] for honest, epsilon in made.trust_curve(0, steps)]
+        answer |= {"honest": config.honest} | made.covariance.to_json(config.honest) | {"curve": by_honest}
     return answer, spent.assumptions
 
 
@@ -114,14 +118,14 @@ def _show(answer: dict[str, Any], assumptions: tuple[str, ...], *, as_json: bool
     if as_json:
         typer.echo(json.dumps(answer))
         return
-    words = {"curve": "epsilon by honest nodes"}
+    words = {"curve": "epsilon by honest nodes", "by_sites": "epsilon by sites of a person"}
     show("privacy", [(words.get(key, key), _digits(key, value)) for key, value in answer.items()])
     show_lines(assumptions)
 
 
 def _digits(key: str, value: object) -> str:
     """Write an answer's value, numbers with six digits; ε, δ and σ are rounded up, so that none promises more."""
-    if key == "curve" and isinstance(value, list):  # ε by how many nodes are honest
+    if key in ("curve", "by_sites") and isinstance(value, list):  # ε by a number of nodes
         return ", ".join(f"{honest}: {_digits('epsilon', epsilon)}" for honest, epsilon in value)
     if not isinstance(value, float):
         return "no finite bound" if value is None else str(value)

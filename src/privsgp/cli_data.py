@@ -150,6 +150,8 @@ def schema(
 def check(
     schema_file: SchemaFile,
     table: TableFile,
+    person: Annotated[str | None, typer.Option(help="data.person of run.toml: count persons too.")] = None,
+    rows_per_person: Annotated[int, typer.Option(min=1, help="data.rows_per_person of run.toml.")] = 1,
     as_json: Json = False,
 ) -> None:
     """List all problems of this site's table. It writes nothing and sends nothing."""
@@ -159,19 +161,33 @@ def check(
         from privsgp.data.tables import told
 
     found = schemas.read(schema_file)
-    checked = checks.check(table, found)
+    checked = checks.check(table, found, person=person)
     if as_json:
         said = {"schema": found.digest, "rows": checked.rows, "features": found.features, "counts": checked.counts}
+        said |= _persons(checked, rows_per_person)
         problems = [problem._asdict() for problem in checked.problems]
         typer.echo(json.dumps(said | {"classes": _per_class(found, checked), "problems": problems}))
     else:
-        show(f"{table.name}, for this site alone", _rows(found, checked))
+        persons = [(key, f"{value:,}") for key, value in _persons(checked, rows_per_person).items()]
+        show(f"{table.name}, for this site alone", _rows(found, checked) + persons)
         for problem in checked.problems:
             head = "REFUSED" if problem.refused else "look at this"
             out.print(f"{head}: {problem.what}\n  → {problem.remedy}", soft_wrap=True, markup=False)
         show_lines(told(checked.counts) or (() if checked.problems else ["every value fits"]))
     if any(problem.refused for problem in checked.problems):
         raise typer.Exit(2)
+
+
+def _persons(table: Checked, most: int) -> dict[str, int]:
+    """Return how many persons there are, the rows of the largest, and how many persons a run would cut."""
+    if not table.rows_of_persons:
+        return {}
+    cut = sum(rows > most for rows in table.rows_of_persons)
+    return {
+        "persons": len(table.rows_of_persons),
+        "most rows of a person": max(table.rows_of_persons),
+        f"persons with more than {most} rows": cut,
+    }
 
 
 def _rows(schema: Schema, table: Checked) -> list[tuple[str, str]]:

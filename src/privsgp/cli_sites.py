@@ -187,6 +187,7 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
         "learns": f"{agreement.config.model.name}, d = {agreement.weights:,}, {shape}",
         "by": f"{agreement.algorithm}, K = {steps}, then {agreement.rounds - steps} rounds of mixing",
         "noise": f"shared by pairs of sites: ε holds{_if_honest(agreement)}" if agreement.honest is not None else "",
+        "unit": _unit(agreement),
         "graph": f"{agreement.config.graph.name}, {len(agreement.links)} links, {size:,} bytes a message",
         "limits": f"deadline {limits.deadline:g} s, staleness {limits.staleness} steps, at least {limits.fewest} sites",
         "join until": agreement.expires,
@@ -211,6 +212,12 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
         this = "  ← this site" if card.identity == own else ""
         rows[card.name] = f"{card.fingerprint}  {card.address or 'dials out only'}\n{agreed}{this}"
     show(agreement.name, [(key, value) for key, value in rows.items() if value])
+
+
+def _unit(agreement: Agreement) -> str:
+    """Say what ε is for, where that is no record."""
+    rows, sites = agreement.config.data.rows_per_person, agreement.config.privacy.sites_per_person
+    return "" if rows is None else f"J and ε are of persons, up to {rows} rows of each at up to {sites} sites"
 
 
 def _not_private(agreement: Agreement) -> list[str]:

@@ -68,8 +68,8 @@ class Calibration:
         """Return the class that is said."""
         if self.threshold is not None and p.shape[1] == 2:
             return (p[:, 1] >= self.threshold).astype(np.int64)
-        said: Labels = (p if self.weights is None else p * self.weights).argmax(1)
-        return said
+        predicted: Labels = (p if self.weights is None else p * self.weights).argmax(1)
+        return predicted
 
 
 PLAIN = Calibration()
@@ -102,7 +102,7 @@ class Measure:
         found = self._known(outputs, targets)
         if self.own:
             found[OWN] = {name: _own(name, metric, outputs, targets) for name, metric in self.own.items()}
-        if words := dull(found, len(targets)):
+        if words := no_better(found, len(targets)):
             found[DULL] = words
         return found
 
@@ -126,8 +126,8 @@ class Measure:
             found, guess = of_values(values, y), of_values(np.full_like(values, y.mean(0)), y)
         elif self.kind is not None and self.classes is not None and values.ndim == 2 and y.ndim == 1:
             p = self.calibration.probabilities(values, self.kind)
-            said, often = self.calibration.classes(p), np.bincount(y, minlength=self.classes) / len(y)
-            found = of_classes(p, y, said) | shifted(p, y) | pictures(p, y, said)
+            predicted, often = self.calibration.classes(p), np.bincount(y, minlength=self.classes) / len(y)
+            found = of_classes(p, y, predicted) | shifted(p, y) | pictures(p, y, predicted)
             guess = of_classes(np.tile(often, (len(y), 1)), y)
         elif self.correct is not None:  # a loss of the user's own
             found = {"accuracy": float(self.correct(outputs, targets).double().mean())}
@@ -220,7 +220,7 @@ def threshold_for(p: NDArray[np.float64], y: Labels, aim: str, least: float) -> 
     return float(own[-at]) if aim == "sensitivity" else float(np.nextafter(own[at - 1], 2))
 
 
-def of_classes(p: Probabilities, y: Labels, said: Labels | None = None) -> dict[str, float | None]:
+def of_classes(p: Probabilities, y: Labels, predicted: Labels | None = None) -> dict[str, float | None]:
     """Return metrics of classification; F1 is that of class 1, or the mean over classes where there are more.
 
     The Brier score is the mean of (p − y)² for class 1, or summed over classes where there are more.
@@ -228,14 +228,16 @@ def of_classes(p: Probabilities, y: Labels, said: Labels | None = None) -> dict[
     """
     from sklearn import metrics
 
-    said = p.argmax(1) if said is None else said
+    predicted = p.argmax(1) if predicted is None else predicted
     classes, present = range(p.shape[1]), np.unique(y)
     two, every = len(classes) == 2, len(present) == len(classes)
     each = {"labels": [1]} if two else {"labels": present}
     return {
-        "accuracy": float(metrics.accuracy_score(y, said)),
-        "balanced_accuracy": float(metrics.recall_score(y, said, labels=present, average="macro", zero_division=0)),
-        "f1": float(metrics.f1_score(y, said, average="macro", zero_division=0, **each)),
+        "accuracy": float(metrics.accuracy_score(y, predicted)),
+        "balanced_accuracy": float(
+            metrics.recall_score(y, predicted, labels=present, average="macro", zero_division=0)
+        ),
+        "f1": float(metrics.f1_score(y, predicted, average="macro", zero_division=0, **each)),
         "auc": float(metrics.roc_auc_score(y, p[:, 1] if two else p, multi_class="ovr")) if every else None,
         "log_loss": float(metrics.log_loss(y, p, labels=list(classes))),
         "brier": float(np.square(p - np.eye(len(classes))[y]).sum(1).mean() / (2 if two else 1)),
@@ -243,20 +245,20 @@ def of_classes(p: Probabilities, y: Labels, said: Labels | None = None) -> dict[
     }
 
 
-def of_values(said: NDArray[np.float64], y: NDArray[Any]) -> dict[str, float | None]:
+def of_values(predicted: NDArray[np.float64], y: NDArray[Any]) -> dict[str, float | None]:
     """Return metrics of regression, means over the targets of a sample where it has several."""
     from sklearn import metrics
 
-    y = y.astype(np.float64).reshape(said.shape)
+    y = y.astype(np.float64).reshape(predicted.shape)
     varies = len(y) > 1 and bool((y != y[0]).any(0).all())
     return {
-        "r2": float(metrics.r2_score(y, said)) if varies else None,
-        "mae": float(metrics.mean_absolute_error(y, said)),
-        "rmse": float(np.sqrt(metrics.mean_squared_error(y, said))),
+        "r2": float(metrics.r2_score(y, predicted)) if varies else None,
+        "mae": float(metrics.mean_absolute_error(y, predicted)),
+        "rmse": float(np.sqrt(metrics.mean_squared_error(y, predicted))),
     }
 
 
-def pictures(p: Probabilities, y: Labels, said: Labels) -> dict[str, Any]:
+def pictures(p: Probabilities, y: Labels, predicted: Labels) -> dict[str, Any]:
     """Return what is drawn: confusion (a row for each true class), the ROC curve, and confidence against frequency.
 
     Of more than two classes the curve is the mean of one class against the rest, as AUC is.
@@ -266,7 +268,7 @@ def pictures(p: Probabilities, y: Labels, said: Labels) -> dict[str, Any]:
     classes = p.shape[1]
     drawn: dict[str, Any] = {"calibration": [[round(c, 4), round(f, 4), n] for c, f, n in _bins(p, y)]}
     if classes <= _LARGEST:
-        drawn["confusion"] = confusion_matrix(y, said, labels=list(range(classes))).tolist()
+        drawn["confusion"] = confusion_matrix(y, predicted, labels=list(range(classes))).tolist()
     counted = [c for c in ([1] if classes == 2 else range(classes)) if 0 < (y == c).sum() < len(y)]
     if counted:
         curves = np.array([_roc(p[:, c], y == c) for c in counted])
@@ -317,18 +319,18 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if len(known) == len(values) else None
 
 
-def dull(found: Mapping[str, Any], samples: int) -> list[str]:
+def no_better(found: Mapping[str, Any], samples: int) -> list[str]:
     """Say which metrics are no better than a guess that never looks at a sample: two standard errors count as none."""
     guess = found.get(BASELINE, {})
-    told = []
+    notes = []
     for name, words in _GUESSES.items():
         value, base = found.get(name), guess.get(name)
         if value is None or base is None:
             continue
         room = 2 * math.sqrt(base * (1 - base) / samples) if name == "accuracy" else 0.0
         if (value > base) if name in LOWER else (value <= base + room):
-            told.append(f"{name.replace('_', ' ')} {shown(name, value)} is {words} ({shown(name, base)})")
-    return told
+            notes.append(f"{name.replace('_', ' ')} {shown(name, value)} is {words} ({shown(name, base)})")
+    return notes
 
 
 LOWER = ("log_loss", "brier")  # of probabilities: the smaller the better

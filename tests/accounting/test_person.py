@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import pathlib
 
 import numpy as np
 import pytest
@@ -43,6 +44,12 @@ def shared(base, honest=8, partners=15):
 @pytest.mark.parametrize(("rows", "shown"), [(2, "2.16"), (3, "3.41"), (5, "6.17"), (10, "14.43")])
 def test_what_row_level_promises_a_person_with_several_rows(rows, shown):
     assert up(GaussianCurve(rows / WHOLE.sigma).epsilon(DELTA), 4 if rows == 10 else 3) == shown
+
+
+def test_the_officers_page_has_these_numbers():
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "officer.md").read_text()
+    found = [up(GaussianCurve(rows / WHOLE.sigma).epsilon(DELTA), 4 if rows == 10 else 3) for rows in (2, 3, 5, 10)]
+    assert f"| ε of the patient | 1 | {' | '.join(found)} |" in page
 
 
 @pytest.mark.parametrize("base", [WHOLE, DRAWN, Saga(sigma=2.0, clip=1.0, batch=5, samples=100), shared(DRAWN)])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from planted import BUGS, QUIET, SHARED_BUGS, SHARED_NOTHING, attack
+from planted import BUGS, PERSON_BUGS, PERSONS_NOTHING, QUIET, SHARED_BUGS, SHARED_NOTHING, attack
 from privsgp.algorithms import Block, Drawn
 from privsgp.audit import attack as canary
 from privsgp.audit.attack import Attacked, _turn, _unit
@@ -61,6 +61,21 @@ def test_shared_noise_as_it_is_raises_no_alarm():
     report = attack(SHARED_NOTHING, "privsgp", seed=1)
     assert not report.alarm
     assert all(node.white_box <= node.epsilon_certified < math.inf for node in report.nodes)
+
+
+@pytest.mark.parametrize("algorithm", PERSONS_NOTHING.algorithms)
+def test_persons_as_they_are_raise_no_alarm(algorithm):
+    report = attack(PERSONS_NOTHING, algorithm, seed=1)
+    assert not report.alarm
+    assert all(node.shift <= 1 + 1e-3 for node in report.nodes)
+    assert algorithm == "privsgp-vr" or all(node.shift > 0.9 for node in report.nodes)
+
+
+@pytest.mark.parametrize(
+    ("bug", "algorithm"), [(bug, name) for bug in PERSON_BUGS for name in bug.algorithms], ids=lambda one: str(one)[:30]
+)
+def test_bugs_in_persons_are_caught(bug, algorithm):
+    assert all(node.alarms for node in attack(bug, algorithm, seed=2).nodes)
 
 
 @pytest.mark.parametrize("bug", SHARED_BUGS, ids=[bug.name for bug in SHARED_BUGS])

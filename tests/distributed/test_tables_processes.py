@@ -45,6 +45,23 @@ def test_processes_that_open_their_own_tables_give_the_same_bytes(place):
     assert sorted(counted[first] + counted[second]) == ["aachen", "basel", "cork"]  # each by its own process alone
 
 
+@pytest.mark.parametrize("method", ["privsgp", "privsgp-vr"])
+def test_persons_of_several_processes_give_the_same_bytes(place, method):
+    text = SCHEMA + 'id = { type = "ignored" }\n'
+    (place / "schema.toml").write_text(text)
+    for name in ("aachen", "basel", "cork"):
+        head, *lines = (place / f"{name}.csv").read_text().splitlines()
+        lines = [f"p{i % 17},{line}" for i, line in enumerate(lines)]
+        (place / f"{name}.csv").write_text("\n".join([f"id,{head}", *lines]) + "\n")
+    options = "--set=data.person=id", "--set=data.rows_per_person=2", f"--set=algorithm.name={method}"
+    found = runs.train(place / "run.toml", place / "one", *options)
+    assert found["samples"] == [17, 17, 17]
+    words = [["train", place / "run.toml", "--out", place / "two", *options]] * 2
+    first, second = cluster.ended(place / "said", cluster.start(place / "said", words))
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert (place / "two" / "model.safetensors").read_bytes() == (place / "one" / "model.safetensors").read_bytes()
+
+
 def test_another_schema_does_not_fit(place):
     (place / "other.toml").write_text(SCHEMA.replace("[0, 100]", "[0, 99]"))
     words = [

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 def _spec(counted, algorithm="privsgp-vr", dtype=torch.float32, model=None, shape=(3,)):
     chosen = ALGORITHMS[algorithm]
     mechanisms = [chosen.mechanism(Settings(), sigma=1.0, batch=5, samples=50, kappa=k) for k in counted]
-    learning = SimpleNamespace(model=model or nn.Linear(3, 2), made_up=lambda: (torch.zeros(4, *shape), None))
+    learning = SimpleNamespace(places=positions(model or nn.Linear(3, 2), torch.zeros(4, *shape)))
     return SimpleNamespace(algorithm=chosen, mechanisms=mechanisms, dtype=dtype, device=CPU, learning=learning)
 
 

@@ -10,7 +10,6 @@ import runs
 from privsgp.algorithms import ALGORITHMS
 from privsgp.engine import spec
 from privsgp.engine.spec import rounding_error
-from privsgp.runs import build
 from settings import settings_of
 
 EPS, COUNTS = 2.0**-53, st.integers(1, 10**6)
@@ -44,7 +43,7 @@ def test_more_of_anything_never_rounds_less(algorithm, slots, samples, places, s
 
 
 def test_a_secret_run_whose_sums_kappa_does_not_cover_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "positions", lambda *_: 4096)
+    monkeypatch.setattr(spec.Learning, "places", 4096)
     monkeypatch.setattr(spec, "capacity", lambda *_: 4096)
     unseeded = "--set=seed="
     ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "secret", unseeded)

@@ -94,11 +94,9 @@ def test_one_curve_alone_cannot_be_judged(claim):
 
 def test_a_curve_is_read_from_a_figure_s_json():
     curve = {"label": "K = 3", "line": "K*", "x": 0.5, "accuracy": {"each": [0.5]}, "train_loss": {"each": [2e6]}}
-    assert Found.told(curve) == Found("K = 3", Spread((0.5,)), Spread((2e6,)), "K*", 0.5)
-    assert claims.ahead("0", {"0": Found.told(curve), "1": Found.told(curve)})[1].startswith(
-        "K = 3: 50.00 %, loss 2e+06"
-    )
-    assert Found.told(curve | {"train_loss": None}).with_loss == "K = 3: 50.00 %"
+    assert Found.of(curve) == Found("K = 3", Spread((0.5,)), Spread((2e6,)), "K*", 0.5)
+    assert claims.ahead("0", {"0": Found.of(curve), "1": Found.of(curve)})[1].startswith("K = 3: 50.00 %, loss 2e+06")
+    assert Found.of(curve | {"train_loss": None}).with_loss == "K = 3: 50.00 %"
 
 
 def test_what_diverged_is_behind():

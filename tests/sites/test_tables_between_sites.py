@@ -77,6 +77,35 @@ def test_tables_train_between_sites_and_counts_stay(hospitals):
     assert not [file for file in told if "1 missing" in file.read_bytes().decode(errors="replace")]
 
 
+def test_a_person_with_several_rows_is_one_sample_between_sites(tmp_path):
+    sites = [
+        Site.create(tmp_path / f"home-{name}", name, address=f"127.0.0.1:{port}")
+        for name, port in zip(NAMES, free_ports(2), strict=False)
+    ]
+    files = [table(tmp_path, name, 40, seed) for seed, name in enumerate(NAMES[:2])]
+    for file in files:  # 40 rows of 16 persons
+        head, *lines = file.read_text().splitlines()
+        file.write_text("\n".join([head, *(f"p{i % 16}{line[line.index(',') :]}" for i, line in enumerate(lines))]))
+    config = configs.parse(RUN | {
+        "data": {"schema": SCHEMA, "nodes": 2, "sizes": [16, 16], "person": "id", "rows_per_person": 2},
+        "privacy": {"epsilon": 4.0, "sites_per_person": 2, "noise": "pairwise"},
+    })  # fmt: skip
+    limits = Limits(deadline=30.0)
+    made = propose(config, [site.card for site in sites], like(config.data.schema), name="study", limits=limits)
+    made.write(tmp_path / "a.study")
+    two = Consortium(tmp_path, sites, files, made, tmp_path / "a.study")
+    try:
+        two.start()
+        for i, summary in enumerate(two.end()):
+            assert summary["person"]["unit"] == "one person, up to 2 rows"
+            assert summary["samples"] == [16, 16]
+            by_sites = dict(summary["person"]["curve"])
+            assert by_sites[1] < by_sites[2] == summary["epsilon_spent"][i] <= 4
+            assert "8 persons have more than 2 rows" in two.log(i)
+    finally:
+        two.stop()
+
+
 def test_a_site_joins_with_a_dialect_and_sees_the_metrics_that_train_shows(hospitals):
     own = hospitals.files[0]
     text = own.read_text().replace("id,age,ward,back", "id,Alter,Station,wieder").replace("yes", "ja")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from privsgp.accounting.ledger import Seen, Segment
+    from privsgp.accounting.mechanisms import Mechanism, Relation
 
 DELTA = 1e-5  # where a run fixed σ and named no budget, ε is told at this δ
 
@@ -41,6 +42,7 @@ class Statement:
     honest: int = 0  # where nodes share noise, ε holds if so many of them are honest; 0: whoever is
     site: str = ""  # what people call the node
     unit: str = "one record"  # what ε protects
+    by_sites: tuple[tuple[int, float], ...] = ()  # ε of a person by the number of sites that hold rows of it
 
     @property
     def name(self) -> str:
@@ -54,7 +56,8 @@ class Statement:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; "no finite bound" is None."""
-        return dataclasses.asdict(self) | {"epsilon": finite(self.epsilon)}
+        by_sites = [[sites, finite(epsilon)] for sites, epsilon in self.by_sites]
+        return dataclasses.asdict(self) | {"epsilon": finite(self.epsilon), "by_sites": by_sites}
 
 
 def statements(place: Path) -> list[Statement]:
@@ -108,7 +111,23 @@ def _statement(segments: Sequence[Segment]) -> Statement:
         honest=max(segment.header.mechanism.get("honest", 0) for segment in segments),
         site=last.site,
         unit=" and ".join(sorted({_unit(segment) for segment in segments})),
+        by_sites=_by_sites([segment for segment in segments if segment.charged], delta),
     )
+
+
+def _by_sites(spent: Sequence[Segment], delta: float) -> tuple[tuple[int, float], ...]:
+    if len(spent) != 1:
+        return ()
+    header = spent[0].header
+    return tuple(by_sites(described(header.mechanism), spent[0].charged, delta, header.relation))
+
+
+def by_sites(mechanism: Mechanism, releases: int, delta: float, relation: Relation) -> list[tuple[int, float]]:
+    """Return ε of a person at 1, 2, 3 and the counted number of sites like this one; nothing for records."""
+    if (person := mechanism.person) is None:
+        return []
+    counted = sorted({1, 2, 3, person.sites})
+    return [(s, accountant.epsilon(person.at_sites(s), releases, delta, relation).epsilon) for s in counted]
 
 
 def _unit(segment: Segment) -> str:

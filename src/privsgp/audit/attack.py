@@ -35,6 +35,7 @@ from torch.func import functional_call
 from privsgp.algorithms import Block, Drawn, Exchange, Randomness, Release, State
 from privsgp.audit.statistics import group_sizes
 from privsgp.data import Dataset
+from privsgp.data.dataset import PersonRows
 from privsgp.devices import current
 from privsgp.engine.drive import drive
 from privsgp.engine.node_randomness import NodeRandomness
@@ -43,6 +44,7 @@ from privsgp.errors import Refused
 from privsgp.gradients import Layout, PerSample, stack
 from privsgp.gradients.dropout import without_coins
 from privsgp.gradients.per_sample import Outer
+from privsgp.gradients.persons import Rows, of_samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,8 +93,8 @@ class Attacked(Randomness):
         self._taken = torch.zeros_like(present)
         block = ZeroedOut(
             mechanisms=spec.mechanisms, inputs=learning.inputs, targets=learning.targets, random=self,
-            gradient=stack(self.model, learning.loss, learning.made_up(), rules=spec.rules), step_size=spec.step_size,
-            present=present, taken=self._taken,
+            gradient=of_samples(stack(self.model, learning.loss, learning.made_up(), rules=spec.rules), learning.rows),
+            step_size=spec.step_size, present=present, taken=self._taken,
         )  # fmt: skip
         self.algorithm = spec.algorithm(block, spec.settings)
         self.state = State.start(self.layout.flatten(self.model), spec.nodes)
@@ -179,12 +181,13 @@ class Attacked(Randomness):
         drawn = Drawn(rows, torch.ones_like(rows, dtype=torch.bool))
         gradients = Block.gradients(self.algorithm.block, z, drawn)
         first = gradients.pieces[0]
-        if not (isinstance(first, Outer) and first.input_is_data):
+        if not (isinstance(first, Outer | Rows) and first.input_is_data):
             raise Refused(
                 "an audit of a model whose first layer is not linear on the data",
                 "audit the same privacy settings with model.name = 'mlp' or 'logistic'",
             )
-        return first.delta.double().transpose(1, 2)
+        delta = first.delta.double()
+        return (delta if isinstance(first, Outer) else delta.sum(2)).transpose(1, 2)
 
     def _columns(self, x: Tensor) -> Tensor:
         return first_layer(x, self.layout)[:, :, : self.canaries.count]
@@ -256,7 +259,7 @@ def draw(
             f"an audit of a model whose first parameter has shape {tuple(shape)} for {features} input features",
             "canaries need a linear first layer on the data: audit the same privacy settings with 'mlp' or 'logistic'",
         )
-    nodes, room = len(problem.parts), min(features, *(len(rows) for rows in problem.parts))
+    nodes, room = len(problem.parts), min(features, *problem.samples)
     count = min(MOST, max(1, 3 * room // 4)) if canaries is None else canaries
     if not 1 <= count <= room:
         raise Refused(f"canaries = {count}", f"take 1 to {room}: each needs an input feature and a record of its own")
@@ -273,7 +276,7 @@ def plant(problem: Problem, canaries: Canaries, rng: np.random.Generator) -> Pro
     Of the real data only shapes, sizes and the number of classes are used.
     """
     real, M = problem.dataset, canaries.count
-    sizes = [len(rows) for rows in problem.parts]
+    sizes = problem.samples
     ends = np.cumsum(sizes)
     parts = [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
     own = np.stack([rows[:M] for rows in parts])
@@ -287,7 +290,19 @@ def plant(problem: Problem, canaries: Canaries, rng: np.random.Generator) -> Pro
     else:
         y = rng.integers(real.classes, size=sum(sizes))
         y[own] = _wrong(problem, canaries, x[own[0]])
-    return replace(problem, dataset=Dataset("canaries", x, y, None, None, real.classes), parts=parts)
+    made = replace(problem, dataset=Dataset("canaries", x, y, None, None, real.classes), parts=parts)
+    return made if real.persons is None else _persons(made, real.persons.most, own.ravel(), rng)
+
+
+def _persons(problem: Problem, most: int, canaries: NDArray[np.int64], rng: np.random.Generator) -> Problem:
+    """Repeat each sample: a canary person has as many rows as are allowed, which together use the whole clip."""
+    count = len(problem.dataset.x)
+    times = rng.integers(1, most + 1, count)
+    times[canaries] = most
+    rows, ends = np.repeat(np.arange(count), times), np.cumsum(times)
+    persons = PersonRows(np.stack([rows, rows], 1).astype(np.uint64), most)
+    parts = [np.arange(ends[part[0]] - times[part[0]], ends[part[-1]]) for part in problem.parts]
+    return replace(problem, dataset=problem.dataset.taken(rows, persons), parts=parts)
 
 
 def _wrong(problem: Problem, canaries: Canaries, inputs: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -5,6 +5,7 @@ Suggested lines come from the schema. They have no value of a row: the site puts
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,12 +13,13 @@ import numpy as np
 from privsgp.data import dialect as dialects
 from privsgp.data import tables
 from privsgp.data.hashes import cells
+from privsgp.data.persons import PersonOptions
 from privsgp.data.schema import Category, Number
-from privsgp.data.schema_text import toml_key
+from privsgp.data.schema_text import toml_key, toml_value
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 from privsgp.data.schema import Schema
@@ -42,14 +44,16 @@ class Checked(NamedTuple):
     y: Any
     counts: dict[str, tables.Count]
     problems: list[Problem]
+    rows_of_persons: Sequence[int] = ()
 
 
-def check(path: Path, schema: Schema) -> Checked:
+def check(path: Path, schema: Schema, *, person: str | None = None) -> Checked:
     """Return all problems of a site's table, those that training refuses first.
 
     Args:
         path: The site's table.
         schema: The schema that all sites share.
+        person: The column that says whose row it is, if a sample is a person.
 
     Raises:
         Refused: If the file cannot be read as a table.
@@ -69,12 +73,14 @@ def check(path: Path, schema: Schema) -> Checked:
     tried(tables.refuse_absent, labelled=True)
     tried(tables.refuse_unknown)
     found = {name: tried(tables.encode_column, name) for name in schema.encoded if name in there}
+    whose = None if person is None else tried(tables.whose, PersonOptions(person=person))
     target = schema.target.column
     y = tried(tables.encode_target) if target in there else None
     counts = {name: one[1] for name, one in (*found.items(), (target, y)) if one is not None}
-    odd = [*_counted(table, schema, counts), *_named(raw, schema, path)]
+    odd = [*_counted(table, schema, counts), *_named(raw, schema, path, person)]
+    rows = [] if whose is None else list(Counter(whose.names).values())
     return Checked(
-        table.num_rows, None if y is None else y[0], counts, refused + sorted(odd, key=lambda one: -one.share)
+        table.num_rows, None if y is None else y[0], counts, refused + sorted(odd, key=lambda one: -one.share), rows
     )
 
 
@@ -104,24 +110,18 @@ def _counted(table: Any, schema: Schema, counts: dict[str, tables.Count]) -> Ite
                 )
 
 
-def _named(raw: Any, schema: Schema, path: Path) -> Iterator[Problem]:  # noqa: ANN401 - Arrow's
+def _named(raw: Any, schema: Schema, path: Path, person: str | None) -> Iterator[Problem]:  # noqa: ANN401 - Arrow's
     """Yield rows that are there twice, and columns that name rows, if several rows have the same name."""
     rows, dialect = raw.num_rows, dialects.of(path)
     hashes = cells(raw)
     again = rows - len(np.unique(np.sum(list(hashes.values()), axis=0, dtype=np.uint64)))
     if again and any(isinstance(column, Number) for column in schema.encoded.values()):
         yield Problem(f"{again:,} rows repeat another row", "delete them if it is the same record", again / rows)
-    used = {schema.target.column, *schema.encoded, *(() if dialect is None else dialect.columns)}
-    for name in (name for name in raw.column_names if name not in used):
-        column = raw.column(name)
-        several = rows - len(column.unique())
-        if (
-            column.null_count == 0
-            and 0 < several < rows / 2
-            and str(column.type) in ("string", "large_string", "int64")
-        ):
-            yield Problem(
-                f"column {name!r}: {rows:,} rows have {rows - several:,} names",
-                "keep one row for each person: ε is for a row, and a person's rows add up",
-                several / rows,
-            )
+    used = () if dialect is None else dialect.columns
+    for name, names in () if person is not None else tables.repeating(raw, schema, used):
+        yield Problem(
+            f"column {name!r}: {rows:,} rows have {names:,} names",
+            f"if it names persons, agree on: [data] person = {toml_value(name)}: ε is for a row, and a person's rows "
+            "add up",
+            1 - names / rows,
+        )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,13 @@ Targets = NDArray[np.int64] | NDArray[np.float32]
 _MORE = "give their number as data.classes, or store it in the file as `classes`"
 
 
+class PersonRows(NamedTuple):
+    """For each row a hash of its person, of 128 bits [N, 2], and how many rows a person has at most."""
+
+    hashes: NDArray[np.uint64]
+    most: int
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Records with labels or targets, and test data.
@@ -46,6 +53,7 @@ class Dataset:
         counted: The labels in which `classes` was counted, if any.
         vocabulary: The public number of tokens; or one number for each entry of a sample, 0 for a real number.
         rows: Hashes of a table's rows as they are in its file. The budget book recognises records by them.
+        persons: The person of each row, whose rows follow each other; a sample is then a person. None: it is a row.
 
     Example:
         >>> import numpy as np, privsgp
@@ -64,6 +72,25 @@ class Dataset:
     counted: Literal["", "y", "y_test"] = ""
     vocabulary: Vocabulary | None = None
     rows: NDArray[np.uint64] | None = None
+    persons: PersonRows | None = None
+
+    def taken(self, rows: NDArray[np.int64], persons: PersonRows | None = None) -> Dataset:
+        """Return some of the rows, in this order; `persons` says whose they are if that was not known."""
+        if persons is None and self.persons is not None:
+            persons = self.persons._replace(hashes=self.persons.hashes[rows])
+        known = None if self.rows is None else self.rows[rows]
+        return replace(self, x=self.x[rows], y=self.y[rows], rows=known, persons=persons)
+
+    def first_rows(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell which of these rows begin a sample: all of them, or the first of each person's."""
+        if self.persons is None:
+            return np.ones(len(rows), dtype=bool)
+        whose = self.persons.hashes[rows]
+        return np.append(np.ones(min(1, len(rows)), bool), (whose[1:] != whose[:-1]).any(1))
+
+    def samples(self, rows: NDArray[np.int64]) -> int:
+        """Return how many samples these rows are."""
+        return int(self.first_rows(rows).sum())
 
 
 def from_arrays(
@@ -125,6 +152,9 @@ def pool(sites: Sequence[Dataset], name: str, classes: int | None) -> tuple[Data
     pooled = Dataset(name, x, y, None, None, None, vocabulary=sites[0].vocabulary)
     if len(known := [site.rows for site in sites if site.rows is not None]) == len(sites):
         pooled = replace(pooled, rows=np.concatenate(known))
+    if len(whose := [site.persons for site in sites if site.persons is not None]) == len(sites):
+        hashes = np.concatenate([persons.hashes for persons in whose])
+        pooled = replace(pooled, persons=whose[0]._replace(hashes=hashes))
     if tested := [(site.x_test, site.y_test) for site in sites if site.x_test is not None]:
         pooled = replace(
             pooled, x_test=np.concatenate([x for x, _ in tested]), y_test=np.concatenate([y for _, y in tested])
@@ -241,7 +271,8 @@ def _counted(dataset: Dataset) -> Dataset:
 class StackedData:
     """`inputs` [m, Jmax + 1, ...], `targets` [m, Jmax + 1, ...] and the number of real rows of each node, J_i.
 
-    The last row belongs to nobody: zeros, target 0.
+    The last row belongs to nobody: zeros, target 0. Where a sample is a person with several rows, both are
+    [m, Jmax + 1, most, ...], and rows that are nobody's have the target −1, or NaN.
     """
 
     inputs: torch.Tensor
@@ -251,8 +282,9 @@ class StackedData:
 
 def stack(dataset: Dataset, parts: Sequence[NDArray[np.int64]]) -> StackedData:
     """Node r of the block holds the rows `parts[r]` of the data set, in that order."""
-    samples = [len(rows) for rows in parts]
-    shape = (len(parts), max(samples) + 1)
+    samples = [dataset.samples(rows) for rows in parts]
+    most = 1 if dataset.persons is None else dataset.persons.most
+    shape = (len(parts), max(samples) + 1, *((most,) if most > 1 else ()))
     whole = dataset.classes is not None
     kind = torch.int64 if dataset.x.dtype == np.int64 else torch.float32
     devices.refuse_vast(
@@ -262,7 +294,12 @@ def stack(dataset: Dataset, parts: Sequence[NDArray[np.int64]]) -> StackedData:
     )
     inputs = torch.zeros(shape + dataset.x.shape[1:], dtype=kind)
     targets = torch.zeros(shape + dataset.y.shape[1:], dtype=torch.int64 if whole else torch.float32)
+    if most > 1:
+        targets.fill_(-1 if whole else math.nan)
     for node, rows in enumerate(parts):
-        inputs.numpy()[node, : len(rows)] = dataset.x[rows]
-        targets.numpy()[node, : len(rows)] = dataset.y[rows]
+        first = dataset.first_rows(rows)
+        sample = np.cumsum(first) - 1
+        place = (node, sample, np.arange(len(rows)) - np.flatnonzero(first)[sample])[: len(shape)]
+        inputs.numpy()[place] = dataset.x[rows]
+        targets.numpy()[place] = dataset.y[rows]
     return StackedData(inputs, targets, samples)

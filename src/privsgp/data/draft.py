@@ -14,7 +14,7 @@ from privsgp.data import same_records
 from privsgp.data import schema as schemas
 from privsgp.data.schema import MISSING, YesNo
 from privsgp.data.schema_text import written
-from privsgp.data.tables import as_number
+from privsgp.data.tables import NAMES, as_number
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ _HEAD = """# schema.toml: what the columns of a table are. It is public, and the
 """
 
 
+_REPEATS = "by its name it says whose row it is; run.toml can name it as data.person"
+
+
 class _Draft(NamedTuple):
     """One column's line: what it seems to be, and why."""
 
@@ -58,7 +61,12 @@ def draft(table: Any, target: str, source: str) -> str:  # noqa: ANN401 - Arrow'
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         found = {row["column"]: _Draft(_described(row), "by the data dictionary") for row in rows}
     else:
-        found = {name: _column(values, names_rows=name != target) for name, values in columns.items()}
+        found = {
+            name: _Draft({"type": "ignored"}, _REPEATS)
+            if name != target and NAMES.search(name) and len(set(values)) < len(values)
+            else _column(values, names_rows=name != target)
+            for name, values in columns.items()
+        }
         digests = {
             "drafted": same_records.digests(table, [n for n, one in found.items() if one.values["type"] == "ignored"])
         }

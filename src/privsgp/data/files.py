@@ -15,6 +15,7 @@ from privsgp.errors import Refused
 from privsgp.files import opened
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from privsgp.data.dataset import Array
@@ -27,8 +28,8 @@ _SPOILT = (
 )  # fmt: skip
 
 
-def read_npz(path: Path, needed: tuple[str, ...] = ("x", "y")) -> dict[str, Array]:
-    """The arrays x, y, x_test, y_test and classes of an npz file, as far as it has them; nothing else is opened.
+def read_npz(path: Path, needed: Sequence[str] = ("x", "y"), known: Sequence[str] = NPZ) -> dict[str, Array]:
+    """The `known` arrays of an npz file, as far as it has them; nothing else is opened.
 
     Pickled objects are never loaded, and what an array says of its size is compared with what lies there, and with the
     memory there is, before any is taken.
@@ -36,7 +37,7 @@ def read_npz(path: Path, needed: tuple[str, ...] = ("x", "y")) -> dict[str, Arra
     try:
         with opened(path) as file, zipfile.ZipFile(file) as archive:
             there = archive.namelist()
-            members = {key: archive.getinfo(f"{key}.npy") for key in NPZ if f"{key}.npy" in there}
+            members = {key: archive.getinfo(f"{key}.npy") for key in known if f"{key}.npy" in there}
             refuse_vast(path, sum(member.file_size for member in members.values()))
             found = {key: _array(archive, member) for key, member in members.items()}
     except FileNotFoundError:

@@ -18,8 +18,10 @@ from privsgp.data.dataset import Dataset, Task, from_arrays, pool, settle, with_
 from privsgp.data.files import read_npz
 from privsgp.data.hashes import hashes
 from privsgp.data.images import ImageOptions, class_folders, read_bare_images, read_images
+from privsgp.data.persons import Named, PersonOptions, grouped, named
 from privsgp.data.published import PUBLISHED, data_folder
 from privsgp.data.same_records import in_common
+from privsgp.data.schema import MISSING
 from privsgp.data.tables import is_table
 from privsgp.data.text import ENDINGS as TEXTS
 from privsgp.data.text import TextOptions, read_texts
@@ -42,12 +44,16 @@ _HERE = Path()
 
 @dataclass(frozen=True)
 class Form:
-    """How files of one's own are to be read: tokens of a vocabulary, texts, images, tables. All is public."""
+    """How files of one's own are to be read: tokens of a vocabulary, texts, images, tables. All is public.
+
+    `persons` says whose rows belong together; None: nobody asks.
+    """
 
     vocabulary: int | None = None
     text: TextOptions | None = None
     images: ImageOptions | None = None
     schema: Schema | None = None
+    persons: PersonOptions | None = None
 
     @property
     def tokens(self) -> int | None:
@@ -104,6 +110,7 @@ class Found(NamedTuple):
     task: Task | None = None
     told: Sequence[str] = ()
     rows: Hashes | None = None  # of a table
+    named: Named | None = None  # whose rows they are
 
 
 class LoadedData(NamedTuple):
@@ -125,7 +132,8 @@ def read_file(path: Path, task: Task, form: Form = PLAIN, *, own: bool = False) 
 def read_frame(frame: object, where: str, task: Task, form: Form, *, own: bool = False) -> LoadedData:
     """Take a data frame or an Arrow table by its schema; `own` as for `read_file`."""
     schema = _needed(form.schema, where)
-    return _checked(_encoded(tables.of_frame(frame, schema, where, own=own), schema, where), where, task, form)
+    table = tables.of_frame(frame, schema, where, own=own, persons=form.persons)
+    return _checked(_encoded(table, schema, where), where, task, form)
 
 
 def _checked(found: Found, where: str, task: Task, form: Form) -> LoadedData:
@@ -134,11 +142,24 @@ def _checked(found: Found, where: str, task: Task, form: Form) -> LoadedData:
         raise Refused(f"{where}: the schema's target is for {found.task}, and the loss is for {task}", remedy)
     given: Any = found[:4]
     dataset = from_arrays(*given, name=where, task=task, vocabulary=form.tokens, settled=False)
-    dataset = replace(dataset, rows=found.rows)
+    dataset, told = replace(dataset, rows=found.rows), list(found.told)
+    if form.persons is not None:
+        dataset, cut = by_person(dataset, found.named, form.persons)
+        told += cut
     count = None if found.classes is None else np.asarray(found.classes)
     if count is not None and (count.ndim or count.dtype.kind not in "iu" or count < 1):
         raise Refused(f"{where}: classes = {count}", "store one positive whole number")
-    return LoadedData(dataset, None if count is None else int(count), found.told)
+    return LoadedData(dataset, None if count is None else int(count), told)
+
+
+def by_person(dataset: Dataset, found: Named | None, options: PersonOptions) -> tuple[Dataset, list[str]]:
+    """Return the rows that are used, ordered by person, and what was cut, for the site's own eyes."""
+    if found is None:
+        remedy = "data.person is for tables and .npz files: leave it out, or bring one of these"
+        raise Refused(f"{dataset.name} does not say whose its rows are", remedy)
+    most, made = options.rows_per_person, grouped(dataset, found, options)
+    several = f"{dataset.name}: {made[1]:,} persons have more than {most} rows, and {most} of each are used"
+    return made[0], [several] if made[1] else []
 
 
 def read_arrays(path: Path, form: Form, *, labelled: bool = True, own: bool = False) -> Found:
@@ -151,17 +172,30 @@ def read_arrays(path: Path, form: Form, *, labelled: bool = True, own: bool = Fa
         return _read_images(path, form.images, labelled=labelled)
     if is_table(path.name):
         schema = _needed(form.schema, str(path))
-        return _encoded(tables.read(path, schema, labelled=labelled, own=own), schema, str(path))
+        persons = form.persons if labelled else None
+        return _encoded(tables.read(path, schema, labelled=labelled, own=own, persons=persons), schema, str(path))
     if path.suffix in TEXTS:
         remedy = 'name it: [data.text] column = "text", from Python text={"column": "text"}'
         raise Refused(f"{path} without a column of texts", remedy)
     arrays: Any = read_npz(path, ("x", "y") if labelled else ("x",))
-    return Found(**arrays)
+    if form.persons is None or not labelled:
+        return Found(**arrays)
+    return Found(**arrays, named=_named(path, form.persons))
+
+
+def _named(path: Path, persons: PersonOptions) -> Named:
+    """Read whose rows an .npz file has, and when they are from."""
+    wanted = [key for key in (persons.person, persons.rows_date) if key is not None]
+    found = read_npz(path, wanted, wanted)
+    dates = None if persons.rows_date is None else found[persons.rows_date]
+    return named(found[wanted[0]], dates, MISSING, f"{path}: {wanted[0]}")
 
 
 def _encoded(table: tables.Table, schema: Schema, where: str) -> Found:
     told = [f"{where}: {line}" for line in table.told]
-    return Found(table.x, table.y, classes=schema.classes, task=schema.task, told=told, rows=table.rows)
+    return Found(
+        table.x, table.y, classes=schema.classes, task=schema.task, told=told, rows=table.rows, named=table.named
+    )
 
 
 def _read_images(path: Path, images: ImageOptions | None, *, labelled: bool) -> Found:
@@ -192,7 +226,7 @@ def with_test(dataset: Dataset, path: Path | None, form: Form) -> Dataset:
     if path is None:
         return dataset
     task: Task = "regression" if dataset.classes is None else "classification"
-    found = read_file(path, task, form).dataset
+    found = read_file(path, task, replace(form, persons=None)).dataset
     x, y = (found.x, found.y) if found.x_test is None or found.y_test is None else (found.x_test, found.y_test)
     tested = with_tests(dataset, x, y)
     own = "y" if dataset.counted == "y_test" else dataset.counted  # those labels were the site's own, and are gone

@@ -19,19 +19,21 @@ from privsgp.data import dialect as dialects
 from privsgp.data import same_records
 from privsgp.data.files import refuse_vast
 from privsgp.data.hashes import row_hashes
+from privsgp.data.persons import Named, nameless
 from privsgp.data.schema import OTHER, Category, Number, doubles
 from privsgp.data.schema_text import column_line, toml_key, toml_value
 from privsgp.errors import Refused
 from privsgp.files import opened
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from types import ModuleType
 
     from numpy.typing import NDArray
 
     from privsgp.data.dialect import Dialect
     from privsgp.data.hashes import Hashes
+    from privsgp.data.persons import PersonOptions
     from privsgp.data.schema import Scaled, Schema
 
     Flags = NDArray[np.bool_]
@@ -42,6 +44,10 @@ _DELIMITERS = (",", ";", "\t")
 _INDEX = re.compile(r"__index_level_\d+__")  # what pandas makes of row labels
 _NUMBER = r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$"
 _MOST_COLUMNS = 100_000  # each takes kilobytes, however few rows there are
+_ROWS_OF_A_NAME = 20  # on average, in a column that is taken for names of persons whatever it is called
+NAMES = re.compile(  # what columns that name persons are often called
+    r"(?i)^(.*[_ .-])?(id|pid|mrn|uid)$|^(patient|subject|person|participant)s?([_ .-]?(id|no|nr|number|code))?$"
+)
 _SHOWN = 40  # letters of a value in a refusal
 
 
@@ -81,11 +87,13 @@ class Table(NamedTuple):
     y: NDArray[np.int64] | NDArray[np.float32] | None
     counts: dict[str, Count]
     rows: Hashes | None = None  # hashes of the rows as they are in the file (`hashes.row_hashes`)
+    named: Named | None = None  # whose rows they are
+    repeating: Sequence[str] = ()  # warnings of columns that may say so, if nobody asked
 
     @property
     def told(self) -> list[str]:
         """What was filled in, clipped or unknown; for the site's own eyes."""
-        return told(self.counts)
+        return [*self.repeating, *told(self.counts)]
 
 
 def told(counts: dict[str, Count]) -> list[str]:
@@ -93,13 +101,16 @@ def told(counts: dict[str, Count]) -> list[str]:
     return [f"{name}: {n} {COUNTED[what]}" for name, all_ in counts.items() for what, n in all_.items() if n]
 
 
-def read(path: Path, schema: Schema, *, labelled: bool = True, own: bool = False) -> Table:
+def read(
+    path: Path, schema: Schema, *, labelled: bool = True, own: bool = False, persons: PersonOptions | None = None
+) -> Table:
     """Read a file and encode it; without `labelled` it needs no target, and one that is there is not looked at.
 
-    `own` says that it is a site's own table: privsgp refuses it if the schema was drafted from it.
+    `own` says that it is a site's own table: privsgp refuses it if the schema was drafted from it. `persons` names the
+    column that says whose rows they are.
     """
     raw, table = both(path)
-    found = encode(table, schema, str(path), labelled=labelled, own=own)
+    found = encode(table, schema, str(path), labelled=labelled, own=own, persons=persons)
     if found.rows is None or raw is table:
         return found
     # The book recognises rows by the file as it is: another dialect makes no new records.
@@ -107,15 +118,18 @@ def read(path: Path, schema: Schema, *, labelled: bool = True, own: bool = False
     return found
 
 
-def of_frame(frame: object, schema: Schema, where: str = "data", *, labelled: bool = True, own: bool = False) -> Table:
-    """Encode a data frame of pandas or polars, or an Arrow table; `own` as for `read`."""
+def of_frame(
+    frame: object, schema: Schema, where: str = "data", *, labelled: bool = True, own: bool = False,
+    persons: PersonOptions | None = None,
+) -> Table:  # fmt: skip
+    """Encode a data frame of pandas or polars, or an Arrow table; `own` and `persons` as for `read`."""
     pa = _pyarrow()
     try:
         table = pa.table(frame)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise Refused(f"{where}: {_brief(error)}", "give each column values of one type") from error
     unnamed = [name for name in table.column_names if _INDEX.fullmatch(name)]
-    return encode(table.drop_columns(unnamed), schema, where, labelled=labelled, own=own)
+    return encode(table.drop_columns(unnamed), schema, where, labelled=labelled, own=own, persons=persons)
 
 
 def read_arrow(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
@@ -255,6 +269,7 @@ def encode(
     *,
     labelled: bool = True,
     own: bool = False,
+    persons: PersonOptions | None = None,
 ) -> Table:
     """Turn an Arrow table into arrays; refuse columns and values that are not as the schema says."""
     _refuse_doubles(table.column_names, where)
@@ -274,7 +289,57 @@ def encode(
     if labelled:
         y, counts[schema.target.column] = encode_target(table, schema, where)
     rows = row_hashes(table, schema.encoded) if labelled else None
-    return Table(np.concatenate(blocks, 1), y, counts, rows)
+    named = None if persons is None else whose(table, schema, where, persons)
+    repeats = repeating(table, schema) if own and persons is None else ()
+    warnings = [
+        f"column {name!r} has {count:,} names for {table.num_rows:,} rows. ε is for a row: a person with several rows "
+        f"has less protection. If it names persons, write: [data] person = {toml_value(name)}, rows_per_person = …"
+        for name, count in repeats
+    ]
+    return Table(np.concatenate(blocks, 1), y, counts, rows, named, warnings)
+
+
+def repeating(table: Any, schema: Schema, used: Collection[str] = ()) -> list[tuple[str, int]]:  # noqa: ANN401 - Arrow's
+    """Return columns that are no feature and may name persons with several rows, and how many names they have."""
+    features, found = {schema.target.column, *schema.encoded, *used}, list[tuple[str, int]]()
+    for name in (name for name in table.column_names if name not in features):
+        column, rows = table.column(name), table.num_rows
+        if _any(column.type, "string", "large_string", "integer") and not column.null_count:
+            count = len(column.unique())
+            if count < rows and (count >= rows / _ROWS_OF_A_NAME or NAMES.search(name)):
+                found.append((name, count))
+    return found
+
+
+def whose(table: Any, schema: Schema, where: str, persons: PersonOptions) -> Named:  # noqa: ANN401 - Arrow's
+    """Return whose rows they are, and when they are from if that decides which are used."""
+    column, date = persons.person or "", persons.rows_date
+    if missing := [name for name in (column, date) if name is not None and name not in table.column_names]:
+        raise Refused(f"{where} has no column {_names(missing)}", "name the column as it is after the dialect")
+    names, gone = Values(table.column(column), schema, f"{where}: column {column!r}", "text").texts()
+    if gone.any():
+        raise nameless(f"{where}: column {column!r}", int(gone.argmax()), int(gone.sum()))
+    return Named(names.to_pylist(), None if date is None else _dates(table.column(date), schema, where, date))
+
+
+def _dates(column: Any, schema: Schema, where: str, name: str) -> Floats:  # noqa: ANN401 - Arrow's
+    """Return dates as numbers, each by itself: what stands in other rows has no part in it."""
+    texts = _any(column.type, "string", "large_string", "string_view")
+    if _any(column.type, "date", "timestamp"):
+        column, texts = column.cast("string"), True
+    if not texts:
+        return _all_there(Values(column, schema, f"{where}: column {name!r}", "number"))
+    import pyarrow.compute as pc
+
+    days = pc.replace_substring_regex(column.cast("string"), r"^\s*(\d{4})-(\d\d)-(\d\d)([T ].*)?$", r"\1\2\3")
+    return _all_there(Values(days, schema, f"{where}: column {name!r}", "number"))
+
+
+def _all_there(values: Values) -> Floats:
+    numbers, missing = values.numbers()
+    if missing.any():
+        raise values.wrong(missing, "is no date", "write 2026-01-31 or a number, or take rows_choice = 'random'")
+    return numbers
 
 
 def refuse_drafted(table: Any, schema: Schema, where: str) -> None:  # noqa: ANN401 - Arrow's

@@ -155,8 +155,8 @@ class Evaluator:
     def _train_loss(self, mean: Tensor) -> float:
         """Return f(x̄) = (1/n) Σ_i f_i(x̄)."""
         learning = self.spec.learning
-        data = zip(learning.inputs, learning.targets, self.spec.mechanisms, strict=True)
-        return float(np.mean([self.mean(learning.loss, mean, a[: m.samples], b[: m.samples]) for a, b, m in data]))
+        rows = map(learning.rows_of, range(len(learning.samples)))
+        return float(np.mean([self.mean(learning.loss, mean, *own) for own in rows]))
 
 
 def _spread(each: list[float]) -> dict[str, float]:

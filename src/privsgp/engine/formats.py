@@ -54,6 +54,11 @@ class _Pairwise(_Kept):
         return self
 
 
+class _Person(_Kept):
+    unit: str
+    curve: list[Annotated[list[_Number], Field(min_length=2, max_length=2)]]
+
+
 _Part = Annotated[float, Field(ge=0, le=1)]
 _Point = Annotated[list[_Part], Field(min_length=2, max_length=2)]
 _Bin = Annotated[list[float], Field(min_length=3, max_length=3)]
@@ -132,6 +137,7 @@ class Summary(_Evaluated):
     epsilon_nominal: _Numbers = None
     delta: _Numbers = None
     sigma: Annotated[list[float], Field(min_length=1)]
+    person: _Person | None = None
     pairwise: _Pairwise | None = None
     relation: str
     pretraining: str | None = None

@@ -20,6 +20,7 @@ from privsgp.clock import Events
 from privsgp.devices import device_of
 from privsgp.engine.averaging import FinalModel
 from privsgp.errors import Refused
+from privsgp.gradients.persons import is_row
 from privsgp.gradients.rounding import kappa, sum_error, table_error
 from privsgp.gradients.rules.ruled import positions
 from privsgp.randomness.coins import capacity
@@ -48,7 +49,10 @@ _MADE_UP = 9  # samples of the probe: a model that goes through a batch by 2, 3,
 
 @dataclass(frozen=True)
 class Learning:
-    """What is learnt: the model at x⁰, its loss, and the data of the nodes here, [m, J + 1, …], row J for nobody."""
+    """What is learnt: the model at x⁰, its loss, and the data of the nodes here, [m, J + 1, …], row J for nobody.
+
+    If a sample is a person with up to `rows` > 1 rows, the data are [m, J + 1, rows, …].
+    """
 
     model: nn.Module
     loss: PerSampleFunction
@@ -59,12 +63,28 @@ class Learning:
     samples: Sequence[int]  # J_i of these nodes: how many of their rows are theirs
     vocabulary: int | tuple[int, ...] | None = None  # of inputs that are tokens (`data.Dataset`)
     measure: Callable[[Tensor, Tensor], dict[str, Any]] | None = None  # of all outputs and targets of the test data
+    rows: int = 1  # of a person at most
+
+    @property
+    def _axes(self) -> int:
+        """How many axes come before a row's own."""
+        return 2 if self.rows == 1 else 3
+
+    @property
+    def places(self) -> int:
+        """At how many positions of a sample, those of all rows, the model uses a layer at most."""
+        return positions(self.model, self.made_up()[0]) * self.rows
+
+    def rows_of(self, node: int) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of all rows of a node here."""
+        x, y = (t[node, : self.samples[node]] for t in (self.inputs, self.targets))
+        return (x, y) if self.rows == 1 else (x[real := is_row(y[None])[0]], y[real])
 
     def made_up(self) -> tuple[Tensor, Tensor]:
         """Return a few samples of the right shape and range that are nobody's, for the probe."""
         rng = np.random.Generator(np.random.Philox(0))
-        x = torch.from_numpy(self._tokens(rng.standard_normal((_MADE_UP, *self.inputs.shape[2:])), rng))
-        shape, real = (_MADE_UP, *self.targets.shape[2:]), self.targets.is_floating_point()
+        x = torch.from_numpy(self._tokens(rng.standard_normal((_MADE_UP, *self.inputs.shape[self._axes :])), rng))
+        shape, real = (_MADE_UP, *self.targets.shape[self._axes :]), self.targets.is_floating_point()
         y = torch.from_numpy(rng.standard_normal(shape) if real else np.arange(np.prod(shape)).reshape(shape) % 2)
         return x.to(self.targets.device, self.inputs.dtype), y.to(self.targets)
 
@@ -213,7 +233,7 @@ def refuse_coarser(spec: RunSpec) -> None:
     """Refuse to compute in a coarser arithmetic than the one the noise was calibrated for."""
     if not spec.algorithm.private:
         return
-    places = positions(spec.learning.model, spec.learning.made_up()[0])
+    places = spec.learning.places
     now = kappa(spec.dtype, spec.device, positions=places)
     counted = min(mechanism.kappa for mechanism in spec.mechanisms)
     if now > counted:

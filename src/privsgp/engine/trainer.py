@@ -29,6 +29,7 @@ from privsgp.engine.step import chosen, execution
 from privsgp.errors import Diverged, Interrupted
 from privsgp.gradients import Layout, stack
 from privsgp.gradients.dropout import keyed, without_coins
+from privsgp.gradients.persons import of_samples
 from privsgp.gradients.rules.ruled import Ruled
 from privsgp.outside import Whole
 from privsgp.transport.in_process import InProcess
@@ -260,7 +261,7 @@ class Trainer:
     def _groups(self) -> list[Group]:
         """Return the algorithms of the nodes here: one for all, or on a CPU one for each core."""
         spec, loss, sample = self.spec, self.spec.learning.loss, self.spec.learning.made_up()
-        gradient = stack(self.model, loss, sample, rules=spec.rules)
+        gradient = of_samples(stack(self.model, loss, sample, rules=spec.rules), spec.learning.rows)
         several = self.transport.local and self.update_rule is None
         slices = self._split(gradient) if several else [slice(0, len(spec.here))]
         if len(slices) == 1:

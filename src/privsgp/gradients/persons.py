@@ -26,6 +26,11 @@ def is_row(targets: Tensor) -> Tensor:
     return real.flatten(3).all(-1) if real.ndim > 3 else real
 
 
+def of_samples(gradient: Stacked, rows: int) -> Stacked:
+    """Return the gradients of samples: persons with up to `rows` rows, or, for 1, the rows themselves."""
+    return gradient if rows == 1 else Persons(gradient)
+
+
 class Persons:
     """Per-person gradients of m models, from the gradients of single rows.
 

@@ -60,16 +60,16 @@ def in_any_precision(loss: PerSample, axes: int = 0) -> PerSample:
     """
     if not isinstance(loss, nn.Module):
         return loss
-    alike = meaning(loss) in ("binary", "mse")
+    elementwise = meaning(loss) in ("binary", "mse")
     known: dict[tuple[torch.dtype, torch.device], nn.Module] = {}
 
     def value(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         kind = outputs.dtype, outputs.device
         if kind not in known:
             known[kind] = copy.deepcopy(loss).to(*kind[::-1])
-        real = targets.to(outputs.dtype) if alike or targets.is_floating_point() else targets
-        found: torch.Tensor = known[kind](outputs, real.reshape(outputs.shape) if alike else real)
-        if not alike or loss.reduction != "none":  # which is refused later, by its shape
+        real = targets.to(outputs.dtype) if elementwise or targets.is_floating_point() else targets
+        found: torch.Tensor = known[kind](outputs, real.reshape(outputs.shape) if elementwise else real)
+        if not elementwise or loss.reduction != "none":  # which is refused later, by its shape
             return found
         return found.mean(-1) if axes else found.reshape(targets.shape)
 

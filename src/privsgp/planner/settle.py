@@ -193,7 +193,7 @@ def runs_of(config: Config, source: Source, problem: Problem, data_dir: Path | N
         ]
     task: data.Task = "regression" if d.classes is None else "classification"
     name = str(file_path(source.name, data_dir, config.base))
-    d = data.load(name, data_dir=data_dir, task=task, form=config.data.form)
+    d = data.load(name, data_dir=data_dir, task=task, form=replace(config.data.form, persons=None))
     x, y = d.x, d.y
     if problem.encoder is not None:
         few = np.random.default_rng(1).permutation(len(x))[: 5 * count]

@@ -253,6 +253,8 @@ def show_statements(statements: Sequence[Statement]) -> None:
         state = ("finished" if s.complete else "open") + (", simulation" if s.simulation else "")
         state += f", only sums of {s.aggregated} nodes seen" if s.aggregated > 1 else ""
         state += f", if {s.honest} nodes are honest" if s.honest else ""
+        state += f", {s.unit}" if s.by_sites else ""
+        state += "".join(f"; at {sites} sites: {bound(epsilon)}" for sites, epsilon in s.by_sites[1:])
         epsilons = (bound(s.epsilon), "–" if s.budget is None else up(s.budget), up(s.delta))
         rows.append((f"{s.node} {s.site}".strip(), str(s.runs), str(s.releases), *epsilons, s.relation, state))
     head = ("node", "runs", "releases", "ε spent", "ε budget", "δ", "relation", "state")

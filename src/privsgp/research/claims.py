@@ -56,7 +56,7 @@ class Found:
     x: float = 0.0
 
     @classmethod
-    def told(cls, curve: Mapping[str, Any]) -> Found:
+    def of(cls, curve: Mapping[str, Any]) -> Found:
         """Take what a claim looks at from a curve of a figure's JSON."""
         loss = curve["train_loss"] or {"each": [math.inf]}
         accuracy = Spread(tuple(curve["accuracy"]["each"]))
@@ -76,13 +76,13 @@ class Found:
         return f"{self.text}, loss {shown}" if math.isfinite(loss) else self.text
 
 
-def stated(told: Mapping[str, Any]) -> dict[str, str]:
+def stated(result: Mapping[str, Any]) -> dict[str, str]:
     """Return the verdicts on a judged figure with their numbers: the paper's and, where ours was run, one on that."""
-    printed = WORDS[told["holds"]]
-    if "scaled" not in told:
-        return {printed: told["found"]}
-    ours = told["scaled"]
-    return {f"{printed} as printed": told["found"], f"{WORDS[ours['holds']]} with scaled differences": ours["found"]}
+    printed = WORDS[result["holds"]]
+    if "scaled" not in result:
+        return {printed: result["found"]}
+    ours = result["scaled"]
+    return {f"{printed} as printed": result["found"], f"{WORDS[ours['holds']]} with scaled differences": ours["found"]}
 
 
 Curves = Mapping[str, Found]
@@ -97,8 +97,8 @@ def comparable(keys: Sequence[str], found: Curves) -> Verdict:
         return _unjudged(ALONE, shown)
     means, losses = [one.accuracy.mean for one in shown], [one.train_loss.mean for one in shown]
     apart, share = max(means) - min(means), max(losses) / min(losses) - 1
-    told = f"{100 * apart:.1f} points and {100 * share:.0f} % of loss apart, comparable up to 2 and 10"
-    return apart <= COMPARABLE and share <= ALIKE, f"{_with_losses(shown)}; {told}"
+    gap = f"{100 * apart:.1f} points and {100 * share:.0f} % of loss apart, comparable up to 2 and 10"
+    return apart <= COMPARABLE and share <= ALIKE, f"{_with_losses(shown)}; {gap}"
 
 
 def best(key: str, found: Curves) -> Verdict:

@@ -67,10 +67,10 @@ def compare(
     bench = Bench(place, data_dir, jobs, stage)
     with _going_on(), Folder(place).locked():
         grid = numbers("step-sizes", step_sizes)
-        told = comparing.compare(settings, names, bench, seeds=seeds, tuning_seeds=tuning_seeds, step_sizes=grid)
-        write_json(place / "comparison.json", told)
-        picture.draw_comparison(told, place / "comparison.png")
-    tell(told, show_comparison, told, as_json=as_json)
+        result = comparing.compare(settings, names, bench, seeds=seeds, tuning_seeds=tuning_seeds, step_sizes=grid)
+        write_json(place / "comparison.json", result)
+        picture.draw_comparison(result, place / "comparison.png")
+    tell(result, show_comparison, result, as_json=as_json)
     err.print(f"comparison.json and the runs are in {place}", soft_wrap=True)
 
 
@@ -110,9 +110,9 @@ def reproduce(
     bench, changed = Bench(folder, data_dir, jobs, stage), [f"engine.device={device}", *(changes or [])]
     with _going_on(), Folder(folder).locked():
         for one, m in [(one, m) for one in names for m in MODES if mode in (m, "both")]:
-            told = figures.reproduce(one, bench, scale, m, seeds=seeds, max_steps=max_steps, changes=changed)
-            figures.save(told, folder)
-            tell(told, show_figure, told, as_json=as_json)
+            result = figures.reproduce(one, bench, scale, m, seeds=seeds, max_steps=max_steps, changes=changed)
+            figures.save(result, folder)
+            tell(result, show_figure, result, as_json=as_json)
 
 
 def tune(

@@ -22,37 +22,39 @@ INK = "#263238"
 _STYLES = ("-", "--", ":")  # the colours again
 
 
-def draw_comparison(told: dict[str, Any], path: Path) -> None:
+def draw_comparison(result: dict[str, Any], path: Path) -> None:
     """Draw accuracy, as comparison.json holds it, against steps and, where there is a clock, against virtual time."""
     panels = {"against_steps": "steps", "against_time": "virtual seconds"}
-    drawn = [key for key in panels if any(row[key] for row in told["rows"])] or ["against_steps"]
+    drawn = [key for key in panels if any(row[key] for row in result["rows"])] or ["against_steps"]
     figure, axes = panes(len(drawn))
     for axis, key in zip(axes, drawn, strict=True):
-        lines(axis, {row["algorithm"]: row[key] for row in told["rows"] if row[key]})
+        lines(axis, {row["algorithm"]: row[key] for row in result["rows"] if row[key]})
         dress(axis, panels[key], "test accuracy")
     save(figure, path)
 
 
-def draw_figure(told: dict[str, Any], path: Path) -> None:
+def draw_figure(result: dict[str, Any], path: Path) -> None:
     """Draw a figure of the paper, as its JSON holds it: loss and accuracy against steps, or accuracy against ε."""
-    along = told["curves"][0]["line"]
+    along = result["curves"][0]["line"]
     figure, axes = panes(1 if along else 2)
     if along:
         by_line: dict[str, list[dict[str, Any]]] = {}
-        for c in told["curves"]:
+        for c in result["curves"]:
             by_line.setdefault(c["line"], []).append(c)
         points = {_legend(line, on): [{"x": c["x"]} | c["accuracy"] for c in on] for line, on in by_line.items()}
         lines(axes[0], points, marker="o")
-        dress(axes[0], "ε, nominal" if nominal(told["mode"]) else "ε, certified", "test accuracy")
+        dress(axes[0], "ε, nominal" if nominal(result["mode"]) else "ε, certified", "test accuracy")
     else:
         for axis, key, words in zip(axes, ("loss", "accuracy"), ("training loss", "test accuracy"), strict=True):
-            lines(axis, {_legend(c["label"], [c]): c[f"{key}_curve"] for c in told["curves"]})
+            lines(axis, {_legend(c["label"], [c]): c[f"{key}_curve"] for c in result["curves"]})
             dress(axis, "steps", words)
-            means = [p["mean"] for c in told["curves"] for p in c[f"{key}_curve"]]
+            means = [p["mean"] for c in result["curves"] for p in c[f"{key}_curve"]]
             if means and 0 < 1000 * min(means) < max(means):  # one curve would flatten all others
                 axis.set_yscale("log")
-    verdict = ", ".join(claims.stated(told))
-    figure.suptitle(f"{told['name']}, {told['mode']}, {told['scale']}: the claim {verdict}", color=INK, fontsize=11)
+    verdict = ", ".join(claims.stated(result))
+    figure.suptitle(
+        f"{result['name']}, {result['mode']}, {result['scale']}: the claim {verdict}", color=INK, fontsize=11
+    )
     save(figure, path)
 
 

@@ -74,18 +74,18 @@ def reproduce(
         "seeds": seeds,
         "changes": list(changes),
         **about,
-        "curves": [_told(curve, runs[curve.key]) for curve in curves],
+        "curves": [_row(curve, runs[curve.key]) for curve in curves],
     })  # fmt: skip
 
 
-def judged(told: dict[str, Any]) -> dict[str, Any]:
+def judged(result: dict[str, Any]) -> dict[str, Any]:
     """Return a figure's JSON with what the paper says of it and whether its curves bear that out.
 
     `scaled` is there where a curve of ours was run: the same claim, with ours in the place of the paper's.
     """
-    figure, setting = known(told["name"]), SETTINGS[_data(told["name"]), told["scale"]]
-    planned, there = figure.curves(setting, told["mode"]), {curve["label"]: curve for curve in told["curves"]}
-    run = {curve.key: Found.told(there[curve.label]) for curve in planned if curve.label in there}
+    figure, setting = known(result["name"]), SETTINGS[_data(result["name"]), result["scale"]]
+    planned, there = figure.curves(setting, result["mode"]), {curve["label"]: curve for curve in result["curves"]}
+    run = {curve.key: Found.of(there[curve.label]) for curve in planned if curve.label in there}
     printed = {curve.key: run[curve.key] for curve in planned if curve.key in run and not curve.instead_of}
     ours = {curve.instead_of: run[curve.key] for curve in planned if curve.key in run and curve.instead_of}
     subject = figure.subject(setting)
@@ -95,16 +95,16 @@ def judged(told: dict[str, Any]) -> dict[str, Any]:
     found["found"] = words + (f"; left out: {left_out}" if left_out else "")
     if ours:
         found["scaled"] = dict(zip(("holds", "found"), figure.claim(subject, printed | ours), strict=True))
-    about = {key: value for key, value in told.items() if key not in ("curves", "scaled")}
-    return about | found | {"curves": told["curves"]}  # a reader finds the verdict before them
+    about = {key: value for key, value in result.items() if key not in ("curves", "scaled")}
+    return about | found | {"curves": result["curves"]}  # a reader finds the verdict before them
 
 
-def save(told: dict[str, Any], folder: Path) -> None:
+def save(result: dict[str, Any], folder: Path) -> None:
     """Write a figure to NAME-MODE-SCALE.json, and draw it to .png and .svg beside that."""
-    stem = f"{told['name']}-{told['mode']}-{told['scale']}"
-    files.write_json(folder / f"{stem}.json", told)
+    stem = f"{result['name']}-{result['mode']}-{result['scale']}"
+    files.write_json(folder / f"{stem}.json", result)
     for suffix in ("png", "svg"):
-        picture.draw_figure(told, folder / f"{stem}.{suffix}")
+        picture.draw_figure(result, folder / f"{stem}.{suffix}")
 
 
 def _data(name: str) -> str:
@@ -119,7 +119,7 @@ def _run(figure: Figure, setting: Setting, chosen: dict[str, Config], bench: Ben
     return {row.algorithm: row.runs for row in rows}
 
 
-def _told(curve: Curve, runs: Several) -> dict[str, Any]:
+def _row(curve: Curve, runs: Several) -> dict[str, Any]:
     p = runs.config.privacy
     return {
         "label": curve.label, "line": curve.line, "x": curve.x, "config": runs.config.model_dump(mode="json"),

@@ -38,14 +38,14 @@ def show_comparison(comparison: dict[str, Any]) -> None:
     show_lines([*said, *([rests_on] if rests_on else []), comparison["note"]])
 
 
-def show_figure(told: dict[str, Any]) -> None:
+def show_figure(result: dict[str, Any]) -> None:
     """Print what a figure of the paper came to, as its JSON holds it."""
-    out.print(f"{told['name']}, {told['mode']}, {told['scale']}: {told['paper']}", style="bold", soft_wrap=True)
-    for verdict, found in claims.stated(told).items():
+    out.print(f"{result['name']}, {result['mode']}, {result['scale']}: {result['paper']}", style="bold", soft_wrap=True)
+    for verdict, found in claims.stated(result).items():
         out.print(f"  {verdict}: {found}", soft_wrap=True, highlight=False)
-    spent = [c["epsilon_certified"] for c in told["curves"]]
+    spent = [c["epsilon_certified"] for c in result["curves"]]
     words = "no finite bound for some" if None in spent else f"ε = {span_up(spent)}"
-    seeds = "one seed" if told["seeds"] == 1 else f"{told['seeds']} seeds"
+    seeds = "one seed" if result["seeds"] == 1 else f"{result['seeds']} seeds"
     out.print(f"  certified: {words}; {seeds}", soft_wrap=True, highlight=False)
 
 

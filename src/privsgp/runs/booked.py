@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.accounting.ledger import Segment
+    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.accounting.policy import Policy
     from privsgp.data.dataset import Dataset
     from privsgp.data.hashes import Hashes
@@ -32,16 +33,31 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _MOST_NAMED = 5
+_PERSON = ", one person"
 
 
 def records_of(hashes: Hashes, dataset: Dataset, parts: Sequence[NDArray[np.int64]]) -> list[Records]:
     """Return each node's records: a digest of all in order with their targets, and hashes of each.
 
-    A sample's own hash comes first, then those of its row of a table, which no schema changes.
+    A sample's own hash comes first, then those of its row of a table, which no schema changes. Where a sample is a
+    person, the last is of the person: all rows of one are one, in whatever file they are.
     """
     known = hashes[:, None] if dataset.rows is None else np.column_stack([hashes, dataset.rows])
-    digests = (hashlib.sha256(hashes[rows].tobytes() + dataset.y[rows].tobytes()).hexdigest() for rows in parts)
-    return [Records(digest, known[rows]) for digest, rows in zip(digests, parts, strict=True)]
+    whose = np.empty((len(hashes), 0), np.uint64)
+    if dataset.persons is not None:
+        whose = dataset.persons.hashes
+        known = np.column_stack([known[:, 0], known[:, 1 % known.shape[1]], whose[:, 0]])
+    found = []
+    for rows in parts:
+        told = (hashes[rows], dataset.y[rows], whose[rows])
+        digest = hashlib.sha256(b"".join(part.tobytes() for part in told)).hexdigest()
+        found.append(Records(digest, known[rows]))
+    return found
+
+
+def _unit(mechanism: Mechanism) -> str:
+    """Return what stands beside a relation in the book: an ε of persons and one of records do not add up."""
+    return "" if mechanism.person is None else _PERSON
 
 
 def entries(spec: RunSpec, folder: Folder, command: str, data: str, sites: Sequence[str] = ()) -> list[Entry]:
@@ -57,7 +73,7 @@ def entries(spec: RunSpec, folder: Folder, command: str, data: str, sites: Seque
             data=data,
             folder=str(folder.path.resolve()),
             simulation=spec.simulation,
-            relation=p.relation,
+            relation=p.relation + _unit(p.mechanisms[i]),
             trust=spec.settings.trust,
             epsilon=p.budgets[i],
             delta=p.deltas[i],
@@ -86,9 +102,10 @@ def enter(
             return
         for entry, own in known:
             before = book.spent_on(own.hashes, entry.relation, but={(entry.ledger, entry.node)})
+            relation = entry.relation.removesuffix(_PERSON)
+            samples = len(own.hashes) if relation == entry.relation else len(np.unique(own.hashes[:, -1]))
             refuse_spending(
-                policy, epsilon=entry.epsilon, delta=entry.delta, relation=entry.relation, samples=len(own.hashes),
-                before=before,
+                policy, epsilon=entry.epsilon, delta=entry.delta, relation=relation, samples=samples, before=before,
             )  # fmt: skip
 
     if not resumed:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import calibration
 from privsgp.accounting.counting import Count, Filter, count
-from privsgp.accounting.mechanisms import Saga, Shared
+from privsgp.accounting.mechanisms import PersonLevel, Saga, Shared
 from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, trust_curve
 from privsgp.accounting.sharing import solve
 from privsgp.algorithms import ALGORITHMS, Settings
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _ROOM = 1 + 2.0**-17  # for what the sampler of shared noise costs where other nodes add less than a node expects
 _ALIKE = 0.01  # by which shared noise that two sites computed may differ: a minimum is searched for
+_SAME = 1e-6  # between two correlations of equal sites
 _APART = 1e12  # by which σ of two nodes may differ: beyond, the weight of one in the average would vanish
 _LEAST = 1e-100  # a σ that another process may tell: weights are made of its square
 
@@ -156,6 +157,7 @@ def calibrate_nodes(
     if graph is not None:
         mechanisms = [Shared(m, config.honest, graph.partners) for m in mechanisms]
 
+    mechanisms = [by_person(config, m, samples) for m in mechanisms]
     needed = functools.cache(calibration.needed)  # nodes that are alike need the same
     if allowance is not None:
 
@@ -177,7 +179,9 @@ def calibrate_nodes(
         least, worth = min(covariance.own_sigma), covariance.effective(config.honest)
         bases = [m.changed(coordinates=coordinates, sigma=sigma) for m, sigma in zip(bare, worth, strict=True)]
         shared = [Shared(m, config.honest, graph.partners, least) for m in bases]
-        mechanisms, curve = list(shared), functools.partial(_curve, covariance, shared, counts, deltas)
+        mechanisms = [by_person(config, m, samples) for m in shared]
+        _refuse_correlated(mechanisms, covariance)
+        curve = functools.partial(_curve, config, samples, covariance, shared, counts, deltas)
 
     def epsilon(node: int, releases: int) -> float:
         return counts[node].epsilon(mechanisms[node], releases, deltas[node])
@@ -187,12 +191,44 @@ def calibrate_nodes(
     )
 
 
+def by_person(config: Config, mechanism: Mechanism, samples: Sequence[int]) -> Mechanism:
+    """Return the mechanism for persons, where a sample is one.
+
+    Sites that are alike and share noise show of each other's messages 1 − 1/ρ of what their own show; others at most
+    all of it (privacy.md).
+    """
+    rows, p = config.data.rows_per_person, config.privacy
+    if rows is None:
+        return mechanism
+    alike = len(set(samples)) == 1 and config.algorithm.weights == "equal"
+    alike = alike and not any(isinstance(value, list) for value in (p.epsilon, p.delta, p.sigma))
+    shown = min(1.0, (1 - 1 / config.pair_ratio) * (1 + _SAME)) if alike else 1.0
+    return PersonLevel(mechanism, rows, p.sites_per_person, shown)
+
+
+def _refuse_correlated(mechanisms: Sequence[Mechanism], covariance: PairwiseCovariance) -> None:
+    """Refuse shared noise of which messages show more of each other than is counted for a person at several sites.
+
+    With own variances D and a pair's s², that is s²/(s² + D) for any number of honest sites.
+    """
+    shown = covariance.pair / (covariance.pair + min(covariance.own))
+    for person in (m.person for m in mechanisms if m.person is not None):
+        if person.correlation < 1 and (shown > person.correlation or len(set(covariance.own)) > 1):
+            raise Refused(
+                f"shared noise with a correlation of {shown:g}, and {person.correlation:g} was counted",
+                "nothing was sent; report this: sites that are alike must have noise that is alike",
+            )
+
+
 def _curve(
-    covariance: PairwiseCovariance, shared: Sequence[Shared], counts: Sequence[Count], deltas: Sequence[float],
-    node: int, releases: int,
+    config: Config, samples: Sequence[int], covariance: PairwiseCovariance, shared: Sequence[Shared],
+    counts: Sequence[Count], deltas: Sequence[float], node: int, releases: int,
 ) -> list[tuple[int, float]]:  # fmt: skip
     """Return ε of a node by how many nodes are honest."""
-    return trust_curve(covariance, node, shared[node], lambda m: counts[node].epsilon(m, releases, deltas[node]))
+    own = counts[node], deltas[node]
+    return trust_curve(
+        covariance, node, shared[node], lambda m: own[0].epsilon(by_person(config, m, samples), releases, own[1])
+    )
 
 
 def _refuse_apart(world: World, told: Sequence[float], own: Sequence[float]) -> None:

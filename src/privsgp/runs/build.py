@@ -10,13 +10,13 @@ from privsgp import data
 from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.clock import Events, Hears, Times, Waiting, schedule
-from privsgp.devices import chosen_device, use_tensor_cores
+from privsgp.devices import chosen_device, device_of, use_tensor_cores
 from privsgp.engine.spec import Learning, Protection, RunSpec, refuse_vast
 from privsgp.errors import Refused
 from privsgp.features.options import pretraining
 from privsgp.gradients import Layout
+from privsgp.gradients.dropout import tosses
 from privsgp.gradients.rounding import kappa, least_difference_clip
-from privsgp.gradients.rules.ruled import positions
 from privsgp.randomness.noise import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs.budgets import calibrate_nodes, settings, spare
@@ -53,7 +53,9 @@ def build_run(
     clock = make_clock(config, network)
     releases = [clock.released(i, steps) for i in range(network.nodes)] if isinstance(clock, Events) else ()
     learning = _learning(problem, device, dtype)
-    places = positions(learning.model, learning.made_up()[0])
+    _refuse_unbuilt(learning, device)
+    _refuse_other_unit(config, problem)
+    places = learning.places
     slack = kappa(dtype, device, positions=places)
     protection = calibrate_nodes(config, problem.samples, slack, earlier, world, releases, dim, agreed)
     weighted, least = protection.mechanisms[0].weighted, least_difference_clip(config.privacy.clip, dtype, places)
@@ -126,8 +128,28 @@ def _learning(problem: Problem, device: torch.device, dtype: torch.dtype) -> Lea
     inputs, targets = place(stacked.inputs), place(stacked.targets)
     return Learning(
         problem.model, problem.loss, problem.correct, inputs, targets, test, stacked.samples, d.vocabulary,
-        problem.measure,
+        problem.measure, rows=1 if d.persons is None else d.persons.most,
     )  # fmt: skip
+
+
+def _refuse_other_unit(config: Config, problem: Problem) -> None:
+    """Refuse samples that are persons where records are counted, or the reverse."""
+    persons, counted = problem.dataset.persons, config.data.rows_per_person
+    if (None if persons is None else persons.most) != counted:
+        raise Refused(
+            f"samples that are {'rows' if persons is None else 'persons'} with data.rows_per_person = {counted}",
+            "nothing was sent; name whose rows they are: data.person, from Python persons=…",
+        )
+
+
+def _refuse_unbuilt(learning: Learning, device: torch.device) -> None:
+    """Refuse persons with several rows where their gradients are not built or not tested."""
+    if learning.rows == 1:
+        return
+    if tosses(learning.model):
+        raise Refused("dropout with data.person", "take dropout = 0: its coins are keyed by samples, not by rows")
+    if not device_of(device).in_host_memory:
+        raise Refused(f"data.person on {device}", "take engine.device = 'cpu': no test has seen persons on a GPU")
 
 
 def _checkpoint_every(config: Config, protection: Protection) -> int:

@@ -40,7 +40,9 @@ from privsgp.data.images import ImageOptions
 from privsgp.data.loading import Form
 from privsgp.data.partitions import PARTITIONS
 from privsgp.data.partitions import check as check_partition
+from privsgp.data.persons import PersonOptions
 from privsgp.data.published import BUILT_IN
+from privsgp.data.schema import Ignored
 from privsgp.data.schema_text import written
 from privsgp.data.tables import is_table
 from privsgp.data.text import TextOptions
@@ -81,13 +83,15 @@ def _close(value: str, known: Collection[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+_OF_PERSONS = set(PersonOptions.model_fields)
+PERSONS = ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd")  # what clips a person's mean gradient
 _FILE_OR_TABLE = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]})
 _SiteName = Annotated[str, Field(pattern=r"^\w[\w.-]{0,63}$")]
 # pydantic has a method `schema`, deprecated for years, that the key of [data] hides.
 warnings.filterwarnings("ignore", 'Field name "schema"', UserWarning)
 
 
-class Data(Options):
+class Data(PersonOptions, Options):
     """Data, and their division among the nodes."""
 
     name: str = option("digits", "digits, mnist, cifar10 or a9a; from Python, your own arrays")
@@ -123,7 +127,12 @@ class Data(Options):
     @property
     def form(self) -> Form:
         """How files are read."""
-        return Form(self.tokens, self.text, self.images, self.schema)
+        return Form(self.tokens, self.text, self.images, self.schema, self.persons)
+
+    @property
+    def persons(self) -> PersonOptions | None:
+        """How rows are grouped by person; None: each row is a record of its own."""
+        return None if self.person is None else PersonOptions(**self.model_dump(include=_OF_PERSONS))
 
     @property
     def tokens(self) -> int | None:
@@ -200,6 +209,7 @@ class Privacy(_Planned):
     relation: Literal["zero-out", "replace-one"] = option("zero-out", "which data sets count as neighbours")
     c2: Positive = option(0.3724, "c₂ of the published formula")
     spare: Annotated[float, Field(ge=0, le=1)] = option(0.02, "share of K that may be made again after crashes")
+    sites_per_person: Count = option(1, "s: at how many sites a person may have rows; noise is calibrated for that")
     noise: Annotated[str, _one_of(NOISES)] = option(
         "independent", "each node's own; pairwise: shared by pairs of nodes, it cancels in the average"
     )
@@ -394,11 +404,44 @@ class Config(Options):
             no(table and not d.schema, f"data.{key} data.schema", "name the public schema.toml that all sites share")
         no(d.schema and d.path and not is_table(d.path), "data.path", "a schema is of .csv, .parquet or .feather")
         no(d.schema and d.classes, "data.classes", "leave it out: data.schema lists them")
+        self._check_persons()
         vectors = d.text is not None and d.text.tokens == "wordllama"
         apart = vectors != (self.features.name == "wordllama")
         no(apart, "features.name", "take it for data.text.tokens too, or never")
         divided = self.seed is None and d.path is None and d.partition != "even"
         no(divided, "data.partition seed", "take 'even' or data.path, or give a seed: public sizes J_i tell of labels")
+
+    def _check_persons(self) -> None:
+        d, no = self.data, self._refuse_if
+        for key in ("rows_per_person", "rows_date"):
+            alone = getattr(d, key) is not None and d.person is None
+            no(alone, f"data.{key} data.person", 'name the column that says whose row it is: person = "patient_id"')
+        latest = (d.rows_choice == "latest") != (d.rows_date is not None)
+        no(latest, "data.rows_choice data.rows_date", "give both, 'latest' and a column of dates, or neither")
+        s = self.privacy.sites_per_person
+        no(s > d.nodes, "privacy.sites_per_person data.nodes", "take at most as many as there are nodes")
+        no(s > 1 and d.person is None, "privacy.sites_per_person data.person", "leave it out: it is for persons")
+        if d.person is None:
+            return
+        for key in ("epsilon", "delta", "sigma") if s > 1 else ():
+            alike = not isinstance(getattr(self.privacy, key), list)
+            no(not alike, f"privacy.{key} privacy.sites_per_person", "give all nodes the same: a person is at several")
+        no(
+            s > 1 and self.auto,
+            f"{(*self.auto, '')[0]} privacy.sites_per_person",
+            "give numbers: a plan is for one site",
+        )
+        no(d.rows_per_person is None, "data.person data.rows_per_person", "say how many rows of a person are used")
+        no(d.text or d.images, "data.person", "it is for tables, .npz files and arrays: leave it out")
+        feature = d.schema is not None and not isinstance(
+            d.schema.columns.get(d.person, Ignored(type="ignored")), Ignored
+        )
+        no(
+            feature or (d.schema and d.schema.target.column == d.person),
+            "data.person",
+            "no model may see whose row it is: let the schema ignore it",
+        )
+        no(self.algorithm.name not in PERSONS, "data.person algorithm.name", f"take one of {', '.join(PERSONS)}")
 
     def _check_privacy(self) -> None:
         p, no = self.privacy, self._refuse_if
@@ -532,6 +575,9 @@ class Config(Options):
             mode="json",
             exclude={"name": True, "plan": True, "evaluation": True, "data": {"path", "test", "test_path"}},
         )
+        if self.data.person is None:  # hashes of agreements that know no persons stay the same
+            values["data"] = {key: value for key, value in values["data"].items() if key not in _OF_PERSONS}
+            del values["privacy"]["sites_per_person"]
         if self.evaluation.share is not None:  # which records are trained on
             values["evaluation"] = {"share": self.evaluation.share}
         return values | {"engine": {"dtype": self.engine.dtype}}

@@ -28,7 +28,7 @@ name = {name}
 schema = "schema.toml"      # public, and the same at every site
 sites = {sites}
 path = {path}
-# sizes = [400, 300]        # records of each site, in the order of data.sites: then `plan` reads no site's table
+{person}# sizes = [400, 300]        # records of each site, in the order of sites: then `plan` reads no site's table
 {test}
 
 [model]
@@ -77,7 +77,7 @@ def write_first(
     folder.mkdir(parents=True, exist_ok=True)
     write(files[1], schema)
     try:
-        text = _run(files[1], sites, path, epsilon, None if test is None else os.path.relpath(test, folder))
+        text = _run(files[1], table, sites, path, epsilon, None if test is None else os.path.relpath(test, folder))
         write(files[0], text)
         configs.read(files[0])
     except Refused:
@@ -87,16 +87,26 @@ def write_first(
     return files
 
 
-def _run(schema: Path, sites: Sequence[str], path: str, epsilon: Sequence[float], test: str | None) -> str:
-    from privsgp.data.schema import read
+def _run(
+    schema: Path, table: Any, sites: Sequence[str], path: str, epsilon: Sequence[float], test: str | None,  # noqa: ANN401 - Arrow's
+) -> str:  # fmt: skip
+    from privsgp.data.schema import Ignored, read
 
-    regression = read(schema).classes is None
+    made = read(schema)
+    regression, names = (
+        made.classes is None,
+        [name for name, _ in tables.repeating(table, made) if name in made.columns],
+    )
+    names += [name for name, one in made.columns.items() if isinstance(one, Ignored) and tables.NAMES.search(name)]
+    name = json.dumps((names or [""])[0], ensure_ascii=False)
+    lines = f"# person = {name}  # whose row it is: ε is then for a person\n# rows_per_person = 4\n"
     text = _TEXT.replace('"logistic"           #', '"linear"             #') if regression else _TEXT
     said = '# test_path = "test.csv"    # public test data: anybody may see metrics on them'
     return text.format(
         count=len(sites),
         name=json.dumps(schema.resolve().parent.name if schema.resolve().parent.name.isidentifier() else "run"),
         sites=json.dumps(list(sites), ensure_ascii=False),
+        person=lines if names else "",
         path=json.dumps(path, ensure_ascii=False),
         test=said if test is None else f"test_path = {json.dumps(test, ensure_ascii=False)}",
         loss=json.dumps("mse" if regression else "cross-entropy"),

@@ -72,7 +72,7 @@ class Problem:
     @property
     def samples(self) -> list[int]:
         """J_i of every node, here or elsewhere."""
-        return [len(rows) for rows in self.parts] if self.block is None else list(self.sizes)
+        return [self.dataset.samples(rows) for rows in self.parts] if self.block is None else list(self.sizes)
 
     def local_shard(self, world: World) -> Problem:
         """Keep of all nodes' data what this process's nodes hold."""
@@ -84,11 +84,10 @@ class Problem:
 
     def with_rows(self, chosen: Sequence[NDArray[np.int64]]) -> Problem:
         """Keep these rows alone, one array of them for each node."""
-        rows, d = np.concatenate(chosen), self.dataset
+        rows = np.concatenate(chosen)
         parts = np.split(np.arange(len(rows)), np.cumsum([len(part) for part in chosen])[:-1])
-        own = dataclasses.replace(d, x=d.x[rows], y=d.y[rows], rows=None if d.rows is None else d.rows[rows])
         known = None if self.known is None else self.known[rows]
-        return dataclasses.replace(self, dataset=own, parts=parts, known=known)
+        return dataclasses.replace(self, dataset=self.dataset.taken(rows), parts=parts, known=known)
 
     def side(self, share: float | None, *, held_out: bool) -> Problem:
         """Keep the records that training sees, or those that are held out of it.
@@ -98,7 +97,7 @@ class Problem:
         """
         if share is None:
             return self
-        if getattr(self.dataset, "persons", None) is not None:  # whose rows would be on both sides
+        if self.dataset.persons is not None:  # whose rows would be on both sides
             raise Refused(
                 f"evaluation.share = {share:g} for persons with several rows", "leave it out: it is for records"
             )
@@ -149,7 +148,8 @@ def load_problem(config: Config, data_dir: Path | None = None, world: World | No
     )
     if world.alone or config.data.path is None:
         return problem
-    sizes = world.all_gather_nodes([len(rows) for rows in problem.parts], From1, config.data.nodes)
+    own = [problem.dataset.samples(rows) for rows in problem.parts]
+    sizes = world.all_gather_nodes(own, From1, config.data.nodes)
     return dataclasses.replace(problem, sizes=sizes)
 
 
@@ -165,7 +165,7 @@ def unencoded(config: Config, data_dir: Path | None, block: range) -> Problem:
             d.path, block, task=task, classes=d.classes, form=d.form, base=config.base, names=d.sites, tell=told.append,
             look=lambda one: None if d.test_path else refuse_own_records(config, f"{one.name}, {how}", one, None),
         )  # fmt: skip
-        _refuse_other_sizes(config, [len(rows) for rows in parts], block)
+        _refuse_other_sizes(config, [dataset.samples(rows) for rows in parts], block)
     else:
         if d.schema is not None and not is_table(d.name):
             raise Refused(
@@ -302,10 +302,15 @@ def layout(config: Config) -> str:
 
 
 def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:
-    """Lay a data set out on the nodes, by public randomness."""
+    """Lay a data set out on the nodes, by public randomness; a person's rows stay together."""
     rng = np.random.default_rng(public_seed(config.seed, layout(config), "partition"))
-    d = config.data
-    return data.partition(d.partition, dataset.y, d.nodes, rng=rng, sizes=d.sizes, **config.options("data"))
+    d, every = config.data, np.arange(len(dataset.y))
+    first = np.flatnonzero(dataset.first_rows(every))
+    parts = data.partition(d.partition, dataset.y[first], d.nodes, rng=rng, sizes=d.sizes, **config.options("data"))
+    if dataset.persons is None:
+        return parts
+    rows = np.split(every, first[1:])
+    return [np.concatenate([rows[i] for i in part]) for part in parts]
 
 
 def notes(config: Config, problem: Problem, world: World) -> list[str]:

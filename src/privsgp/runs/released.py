@@ -35,7 +35,7 @@ def planned(config: Config, vectors: Vectors, sizes: Sequence[int], epsilon: flo
     """Return the release of all sites of a configuration: its relation, its noise, its honest sites."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise Refused("a private evaluation or description with several processes", "run it without torchrun")
-    if getattr(config.data, "person", None) is not None:  # a person's rows may be on both sides, and add up
+    if config.data.person is not None:  # a person's rows may be on both sides, and add up
         raise Refused("a private evaluation or description of persons with several rows", "it is for records only")
     honest = config.honest if config.pairwise and len(sizes) > 1 else None
     return Release.plan(vectors, sizes, epsilon, delta, config.privacy.relation, honest, config.pair_ratio)

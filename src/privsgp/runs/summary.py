@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from privsgp import metrics
+from privsgp.accounting.statements import by_sites
 from privsgp.files import finite
 from privsgp.options import NotNegative
 from privsgp.outside import Number, Whole, keys
@@ -66,6 +67,7 @@ def summary(
     """
     p, private = spec.protection, spec.algorithm.private
     known = [math.inf if epsilon is None else epsilon for epsilon in spent]
+    worst = known.index(max(known)) if node is None else node
     guess = _numbers(seen["guess"])
     rests_on = {} if spec.pretraining is None else {"pretraining": spec.pretraining}
     return rests_on | {
@@ -93,6 +95,7 @@ def summary(
         "clip": p.mechanisms[0].clip if private else None,
         "sigma": [m.sigma for m in p.mechanisms],
         "noise": spec.noise.name,
+        **person(spec, outcome, worst),
         "pairwise": shared_noise(spec, known.index(max(known)) if node is None else node),
         "samples": [m.samples for m in p.mechanisms],
         "releases": outcome.releases,
@@ -105,6 +108,18 @@ def summary(
         "faults": outcome.faults,
         **{key: seen[key] for key in ("finished", "seconds", "steps_per_second", "peak_memory_bytes")},
     }
+
+
+def person(spec: RunSpec, outcome: Outcome, node: int) -> dict[str, Any]:
+    """Return what a person is, and ε of one by how many sites like this node hold rows of it; nothing for records."""
+    p = spec.protection
+    found = p.mechanisms[node].person
+    if found is None:
+        return {}
+    releases = outcome.releases[node if len(outcome.releases) > 1 else 0]  # a site knows its own alone
+    curve = [] if p.after(node) else by_sites(found, releases, p.deltas[node], p.relation)
+    told = {"unit": found.unit, "sites": found.sites, "node": node}
+    return {"person": told | {"curve": [[sites, finite(epsilon)] for sites, epsilon in curve]}}
 
 
 def shared_noise(spec: RunSpec, node: int) -> dict[str, Any] | None:

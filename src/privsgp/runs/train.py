@@ -212,7 +212,8 @@ def _refuse_other_terms(where: Path, before: Header, config: Config, samples: Se
         "answer to whether it is a simulation": (before.simulation, seeded),
         "number of messages that are seen as one sum": (m.get("aggregated", 1), declared(config).seen_together),
         "number of honest nodes": (m.get("honest", 0), honest),
-        "number of rows of a person": (m.get("person_rows", 0), 0),  # a run protects records
+        "number of rows of a person": (m.get("person_rows", 0), config.data.rows_per_person or 0),
+        "number of sites of a person": (m.get("person_sites", 1), config.privacy.sites_per_person),
         "layout of records on nodes": (before.layout, layout(config)),
     }
     if not config.data.brought:

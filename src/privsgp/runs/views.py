@@ -48,8 +48,8 @@ HONEST = (
     "an honest site follows the protocol, and tells nobody the noise that it added or shares. It does not use its own "
     "noise to read messages. Anyone who has its secrets (X25519, ChaCha20) can remove the noise that it shares"
 )
-LIMITS = (  # what no ε covers
-    "Several records of one person add up. The guarantee is for each record by itself.",
+ALONE = "Several records of one person add up. The guarantee is for each record by itself."
+LIMITS = (  # what no ε covers, besides
     "Metrics are on public test data. No ε covers them. How many records a site has is public.",
     "Another run on these records, from this model or not, adds to what was spent, unless it continued the ledgers.",
     "If people chose settings by looking at results on these records, that cost is not counted.",
@@ -70,6 +70,7 @@ class Site:
     delta: float
     budget: float | None = None
     releases: int | None = None
+    by_sites: Sequence[tuple[float, float]] = ()  # ε of a person by the number of sites that hold rows of it
 
     @property
     def guess(self) -> float:
@@ -102,6 +103,11 @@ class RunView:
         network = {"server": "a server", "alone": "no messages"}.get(graph, f"{graph} graph")
         of_planned = f" of {s['steps_planned']:,}" if s.get("ended") else ""
         return f"{s['algorithm']}, {network}, {s['nodes']} sites, {s['steps']:,}{of_planned} steps, d = {s['dim']:,}"
+
+    @property
+    def unit(self) -> str:
+        """The unit of privacy: a record, or a person."""
+        return "person" if self.summary.get("person") else "record"
 
     @property
     def alerts(self) -> Rows:
@@ -157,21 +163,22 @@ class RunView:
             return ["no finite bound is known for at least one site: treat what it sent as you treat its records"]
         epsilon, delta = ([getattr(site, name) for site in self.sites] for name in ("epsilon", "delta"))
         would, whose = "without a seed it would be " if s["simulation"] else "", "this" if self.elsewhere else "a"
-        spent = f"ε = {span_up(epsilon)}, δ = {span_up(delta)} for each record of {whose} site"
-        asked = RELATIONS.get(s["relation"], s["relation"])
+        spent = f"ε = {span_up(epsilon)}, δ = {span_up(delta)} for each {self.unit} of {whose} site"
+        asked = RELATIONS.get(s["relation"], s["relation"]).replace("record", self.unit)
         often = (
             f"{percent_up(worst.guess)} of the time at {worst.name} (ε = {up(worst.epsilon)}, δ = {small(worst.delta)})"
         )
         said = [
             f"{would}{spent} ({s['relation']}, certified)",
-            f"against {AGAINST.get(s['trust'], s['trust'])}, even if they know every record but one",
+            f"against {AGAINST.get(s['trust'], s['trust'])}, even if they know every {self.unit} but one",
             f"asked {asked}, they are right at most {often}; a coin is right half of the time",
         ]
         if worst.epsilon > WEAK:
             said += ["so large an ε promises next to nothing: treat what that site sent as you treat its records"]
         if max(delta):
             rare = f"a probability of at most δ ({one_in(max(delta))})"
-            said += [f"for any one record, with {rare}, messages may reveal more than ε allows, up to the whole record"]
+            all_of_it = f"messages may reveal more than ε allows, up to the whole {self.unit}"
+            said += [f"for any one {self.unit}, with {rare}, {all_of_it}"]
         if s.get("epsilon_nominal") is not None:
             said += [f"nominal ε = {span_up(s['epsilon_nominal'])} by the published formula, which guarantees nothing"]
         if start is not None:
@@ -179,7 +186,20 @@ class RunView:
             said += [f"started from the model of run {start['run'][:8]}; what that spent is {counted}counted here"]
         if self.elsewhere and self.config is not None:
             said += [f"the ledgers of {self.elsewhere} sites are not in this folder: they keep them"]
-        return said + self._trusted()
+        return said + self._of_a_person(worst) + self._trusted()
+
+    def _of_a_person(self, worst: Site) -> list[str]:
+        """Say what a person is, and what ε is for one at several sites."""
+        person = self.summary.get("person")
+        if not person:
+            return []
+        by_sites = ", ".join(f"{int(sites)}: {bound(epsilon)}" for sites, epsilon in worst.by_sites)
+        said = [f"ε is for {person['unit']} at a site: rows beyond that are not used"]
+        if by_sites:
+            said += [
+                f"ε of a person by the number of sites like {worst.name} that hold rows of that person: {by_sites}"
+            ]
+        return said
 
     def _trusted(self) -> list[str]:
         """Say what shared noise asks one to trust, and what ε is if that trust is misplaced."""
@@ -197,7 +217,12 @@ class RunView:
         """Return what no ε of this run covers."""
         learnt = self.summary.get("pretraining")
         rests_on = [f"Records that the encoder learnt from: {learnt}."] if learnt else []
-        return [*LIMITS, *rests_on] if self.sites else []
+        alone = "A person's rows at more sites than ε was counted for, or under another identifier, add up."
+        said = [
+            alone if self.unit == "person" else ALONE,
+            *(line.replace("records", f"{self.unit}s") for line in LIMITS),
+        ]
+        return [*said, *rests_on] if self.sites else []
 
     @property
     def facts(self) -> Rows:
@@ -220,7 +245,9 @@ def of(summary: Mapping[str, Any], folder: Path, rows: Sequence[Mapping[str, Any
     budgets, releases = s.get("epsilon_budget") or unknown, s.get("releases") or unknown
     here = [s["site"]["node"]] if "site" in s and spent else range(len(spent))
     known = [math.inf if epsilon is None else epsilon for epsilon in spent]
-    sites = [Site(str(names[i]), known[i], s["delta"][i], budgets[i], releases[i]) for i in here]
+    person = s.get("person") or {"curve": []}
+    curve = [(sites, math.inf if epsilon is None else epsilon) for sites, epsilon in person["curve"]]
+    sites = [Site(str(names[i]), known[i], s["delta"][i], budgets[i], releases[i], curve) for i in here]
     return RunView(
         folder, s, rows, sites, len(spent) - len(sites), plan=_plan(Folder(folder), simulated=s["simulation"])
     )
@@ -270,7 +297,7 @@ def finished(path: Path) -> Folder:
 def _stated(s: Statement) -> Site:
     """Return what a ledger says; one that was not closed may still have spent its whole budget."""
     most = s.epsilon if s.complete else max(s.epsilon, math.inf if s.budget is None else s.budget)
-    return Site(s.site or f"site {s.node}", most, s.delta, s.budget, s.releases)
+    return Site(s.site or f"site {s.node}", most, s.delta, s.budget, s.releases, s.by_sites)
 
 
 def metric_rows(found: Mapping[str, Any]) -> Rows:

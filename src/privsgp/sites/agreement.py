@@ -18,6 +18,7 @@ import numpy as np
 from privsgp import __version__, devices, features
 from privsgp.accounting.book import Total
 from privsgp.accounting.policy import refuse_spending, refused
+from privsgp.data.dataset import PersonRows
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
@@ -171,14 +172,15 @@ class Agreement(Study):
 
         Guarantee: mechanism, σ and allowance of the node are calibrated here, from its own number of samples.
         """
-        J, agreed, shape = len(dataset.y), self.samples[node], _shape(dataset)
+        rows = np.arange(len(dataset.y))
+        J, agreed, shape = dataset.samples(rows), self.samples[node], _shape(dataset)
         remedy = "J is public and counted with: propose a new agreement, with the number that is true"
         _refuse([(agreed != J, f"the data has {J} samples, and {self.name} says {agreed}", remedy)])
         what = f"the data is like {shape}, and {self.name} says {self.sample.model_dump()}"
         _refuse([(shape != self.sample.model_dump(), what, "bring data like that")])
         self._refuse_size(node)
         config = self.config.with_section("engine", device=device)
-        problem = assembled(config, dataset, [np.arange(J)], range(node, node + 1), self.samples)
+        problem = assembled(config, dataset, [rows], range(node, node + 1), self.samples)
         spec = build_run(resolve(config, problem.encoded(chosen_device(device))), agreed=self.values["shared_noise"])
         self._refuse_other(spec, problem.encoder)
         return spec
@@ -310,10 +312,11 @@ def _budgets(config: Config) -> dict[str, list[Any]]:
 
 def _noise(config: Config, like: Dataset) -> dict[str, Any]:
     """Return every node's noise, calibrated from public numbers alone: the samples here are made up."""
-    J = (config.data.sizes or [1])[0]
+    J, most = (config.data.sizes or [1])[0], config.data.rows_per_person
+    persons = None if most is None else PersonRows(np.arange(2 * J, dtype=np.uint64).reshape(J, 2), most)
     blank = dataclasses.replace(
         like, x=np.zeros((J, *like.x.shape[1:]), like.x.dtype), y=np.zeros((J, *like.y.shape[1:]), like.y.dtype),
-        x_test=None, y_test=None,
+        x_test=None, y_test=None, persons=persons,
     )  # fmt: skip
     config = config.with_section("engine", device="cpu")
     problem = assembled(config, blank, [np.arange(J)], range(1), config.data.sizes or ())

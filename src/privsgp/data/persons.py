@@ -1,0 +1,99 @@
+"""Which rows are one person's, in which order they come, and which of them are used.
+
+A person with more than m rows keeps m of them, by a rule that reads only that person's rows. Persons are ordered by
+their identifier and rows by a hash of their content, so the order of a file changes nothing. An identifier ends here:
+what goes on is a hash of it, for the budget book alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from privsgp.data.dataset import Dataset, PersonRows
+from privsgp.errors import Refused
+from privsgp.options import Options, option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+MOST = 64  # rows of a person: the rounding bound of their sum is known up to there (docs/proofs/rounding.md)
+
+
+class PersonOptions(Options):
+    """Which rows belong to one person, and which of them are used."""
+
+    person: str | None = option(
+        None, "the column, or the array of an .npz file, that says whose row it is: ε is then for a person"
+    )
+    rows_per_person: Annotated[int, Field(ge=1, le=MOST)] | None = option(
+        None, "m: how many rows of a person are used at most"
+    )
+    rows_choice: Literal["random", "latest"] = option(
+        "random", "which rows of a person with more are used: by a hash of the row, or the latest by rows_date"
+    )
+    rows_date: str | None = option(None, "the column with dates (2026-01-31) or numbers: the latest is the largest")
+
+
+class Named(NamedTuple):
+    """The person of each row of a file and, if asked for, its date."""
+
+    names: Sequence[str]
+    dates: NDArray[np.float64] | None = None
+
+
+def named(given: Any, dates: Any, missing: Sequence[str], where: str) -> Named:  # noqa: ANN401 - arrays
+    """Take identifiers from an array; refuse a row without one."""
+    names = [str(value).strip() for value in np.asarray(given).tolist()]
+    if (nobody := [i for i, name in enumerate(names) if name in missing]) != []:
+        raise nameless(where, nobody[0], len(nobody))
+    known = None if dates is None else np.asarray(dates, np.float64)
+    if known is not None and not np.isfinite(known).all():
+        raise Refused(f"{where}: a date is no number", "give each row one, or take rows_choice = 'random'")
+    return Named(names, known)
+
+
+def nameless(where: str, row: int, count: int) -> Refused:
+    """Return the refusal of rows without an identifier."""
+    more = f" ({count} such rows)" if count > 1 else ""
+    return Refused(
+        f"{where}, row {row + 1}: no identifier of a person{more}",
+        "give each row the identifier of its person, or leave the row out",
+    )
+
+
+def grouped(dataset: Dataset, found: Named, options: PersonOptions) -> tuple[Dataset, int]:
+    """Return the rows that are used, ordered by person, and how many persons have more rows than that.
+
+    Guarantee: which rows of a person are used, and in which order, depends on that person's rows and `options` alone.
+    """
+    names, most = np.asarray(found.names, np.str_), options.rows_per_person or 1
+    if len(names) != len(dataset.x) or (found.dates is not None and found.dates.shape != names.shape):
+        raise Refused(f"{dataset.name}: {len(names)} identifiers for {len(dataset.x)} rows", "give one to each row")
+    content = np.array([
+        _hash(name.encode(), x.tobytes(), y.tobytes())[0]
+        for name, x, y in zip(found.names, dataset.x, dataset.y, strict=True)
+    ])  # fmt: skip
+    late = () if found.dates is None else (-found.dates,)
+    order = np.lexsort((content, *late, names))
+    starts = np.flatnonzero(changes(names[order]))
+    rank = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
+    kept = order[rank < most]
+    known, back = np.unique(names[kept], return_inverse=True)
+    hashes = np.array([_hash(b"person", name.encode()) for name in known.tolist()], np.uint64)[back]
+    return dataset.taken(kept, PersonRows(hashes, most)), int((rank == most).sum())
+
+
+def changes(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Tell where a value differs from the one before."""
+    return np.append(True, values[1:] != values[:-1])
+
+
+def _hash(*parts: bytes) -> tuple[int, int]:
+    found = hashlib.sha256(b"".join(len(part).to_bytes(8) + part for part in parts)).digest()
+    return int.from_bytes(found[:8]), int.from_bytes(found[8:16])
