@@ -21,7 +21,7 @@ KINDS = {"local": ("own noise", "#e07b39"), "pairwise": ("shared by pairs", "#2f
 SHOWN = {
     "mnist": "MNIST, 50 sites",
     "cifar10": "CIFAR-10, 16 sites",
-    "cifar10-efficientnet": "CIFAR-10, 16 sites, features with public pre-training",
+    "cifar10-synthetic": "CIFAR-10, 16 sites, encoder trained on made-up images",
     "a9a": "a9a, 16 sites",
 }
 _INK = "#607d8b"  # readable on light and on dark pages

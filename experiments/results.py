@@ -50,6 +50,9 @@ PAGES = (
     "experiments/class_weights.py --page docs/howto/data.md",
     "experiments/hospitals.py --page docs/results.md",
     "experiments/soteriafl.py --page docs/algorithms.md",
+    "experiments/first_model.py --page docs/results-accuracy.md",
+    "experiments/first_study.py --page docs/howto/first-study.md",
+    "benchmarks/flower.py --page docs/results-accuracy.md",
 )
 
 Step = dict[str, Any]

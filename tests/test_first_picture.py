@@ -17,7 +17,8 @@ def _written(path):
 
 def _measured(experiment):
     rows = json.loads(experiment.record.RESULTS.read_text())["rows"]
-    wanted = [row for row in rows if row["kind"] in experiment.KINDS and row["partition"] in ("even", None)]
+    rows = [row for row in rows if row["data"] in experiment.SHOWN and row["kind"] in experiment.KINDS]
+    wanted = [row for row in rows if row["partition"] in ("even", None)]
     return sorted(f"{100 * row['accuracy']['mean']:.2f}" for row in wanted)
 
 

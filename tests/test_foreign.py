@@ -86,19 +86,6 @@ def test_damaged_metrics_are_refused_with_their_line(copied, line):
         assert "metrics.jsonl, line 2" in ran.err
 
 
-NONE = {"drop": 0.1, "delay": 0, "crashes": [], "leaves": [], "staleness": 64, "seed": 1}
-
-
-@pytest.mark.parametrize("faults", [{}, 3, NONE | {"crashes": [1]}, NONE | {"drop": "x"}, NONE | {"more": 1}])
-def test_faults_that_are_none_are_refused(copied, faults):
-    path = copied / "run" / "run.json"
-    told = json.loads(path.read_text())
-    path.write_text(json.dumps(told | {"circumstances": told["circumstances"] | {"faults": faults}}))
-    ran = runs.command("report", copied / "run")
-    assert ran.code == 2
-    assert "run.json" in ran.err
-
-
 @pytest.mark.parametrize("plan", [{}, {"asked": 1}, {"estimated_on": {"kind": "private"}, "asked": {}}])
 def test_a_damaged_plan_is_refused_by_name(copied, plan):
     (copied / "run" / "plan.json").write_text(json.dumps(plan))

@@ -22,7 +22,18 @@ ROOT = pathlib.Path(__file__).parent.parent
 EXPERIMENT = "results"
 GIVEN = {"data": "data", "out": "runs", "device": "cpu", "jobs": 2}
 # these keep no runs, and begin anew
-ALONE = {"class-weights", "first-model", "hospitals", "persons", "trust", "stragglers", "soteriafl", "planning"}
+ALONE = {
+    "class-weights",
+    "first-model",
+    "first-study",
+    "flower",
+    "hospitals",
+    "persons",
+    "trust",
+    "stragglers",
+    "soteriafl",
+    "planning",
+}
 PLAN = """
 [[step]]
 name = "first"
@@ -123,6 +134,7 @@ def test_every_step_says_what_it_is_and_runs_what_is_there(experiment, monkeypat
                 assert "{data}" in command
             assert parts[1] == "-m" or (ROOT / parts[1]).exists()
             if parts[1] != "-m":
+                monkeypatch.syspath_prepend((ROOT / parts[1]).parent)
                 monkeypatch.setattr(sys, "argv", [part.format(**GIVEN) for part in parts[1:]])
                 importlib.import_module(pathlib.Path(parts[1]).stem).arguments()
     written = set(re.findall(r"[\w./-]+\.md", " ".join(experiment.PAGES)))

@@ -213,13 +213,17 @@ def init(
     path: Annotated[str, typer.Option(help='Each site\'s file: "{site}.csv" or "site-{node}.csv".')] = "{site}.csv",
     epsilon: Annotated[str, typer.Option(help="ε: one for all, or one per site with commas between.")] = "2.0",
     test: Annotated[Path | None, typer.Option(help="Public test data.")] = None,
+    sizes: Annotated[
+        str, typer.Option(help="For a study between organisations: records of each site, with commas between.")
+    ] = "",
     folder: Annotated[Path, typer.Option("--out", help="The folder for run.toml and schema.toml.")] = Path(),
 ) -> None:
     """Write a commented run.toml, and a schema.toml beside it."""
     with later.package("torch"):
         from privsgp.runs.first import write_first
 
-    files = write_first(folder, public, target, listed(sites), path, numbers("epsilon", epsilon), test)
+    counts = [round(count) for count in numbers("sizes", sizes)]
+    files = write_first(folder, public, target, listed(sites), path, numbers("epsilon", epsilon), test, counts)
     for file in files:
         out.print(f"written: {file}", soft_wrap=True)
     out.print(f"next: read both; each site: privsgp data check {files[1]} ITS.csv; then: privsgp plan {files[0]}")

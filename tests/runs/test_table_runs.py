@@ -283,6 +283,15 @@ def test_what_init_writes_can_be_trained(place):
     assert "run.toml is there already" in again.err
 
 
+def test_init_for_a_study_needs_sizes_and_no_files(place):
+    ran = init(place, place / "first", "--sizes=40,30,20")
+    assert ran.code == 0, ran.err
+    config = configs.read(place / "first" / "run.toml")
+    assert (config.data.sizes, config.data.path) == ([40, 30, 20], None)
+    assert init(place, place / "second", "--sizes=40,30").code == 2
+    assert not list((place / "second").glob("*"))
+
+
 def test_init_leaves_nothing_behind_where_it_refuses(place):
     for options in (("--epsilon=1,2",), ("--sites=a",), ("--path=x.npz",), ("--path=x.csv",)):
         assert init(place, place / "first", *options).code == 2

@@ -27,9 +27,8 @@ name = {name}
 [data]                      # paths are relative to this file
 schema = "schema.toml"      # public, and the same at every site
 sites = {sites}
-path = {path}
-{person}# sizes = [400, 300]        # records of each site, in the order of sites: then `plan` reads no site's table
-{test}
+{records}
+{person}{test}
 
 [model]
 name = "logistic"           # logistic | mlp …; a number as target: name = "linear", loss = "mse"
@@ -55,7 +54,7 @@ weights = "samples"         # a site counts as much as it has records; or "equal
 
 def write_first(
     folder: Path, public: Path, target: str, sites: Sequence[str], path: str, epsilon: Sequence[float],
-    test: Path | None = None,
+    test: Path | None = None, sizes: Sequence[int] = (),
 ) -> list[Path]:  # fmt: skip
     """Write run.toml and schema.toml, or refuse: nothing that is there is overwritten.
 
@@ -77,7 +76,8 @@ def write_first(
     folder.mkdir(parents=True, exist_ok=True)
     write(files[1], schema)
     try:
-        text = _run(files[1], table, sites, path, epsilon, None if test is None else os.path.relpath(test, folder))
+        test_path = None if test is None else os.path.relpath(test, folder)
+        text = _run(files[1], table, sites, _records(path, sizes), epsilon, test_path)
         write(files[0], text)
         configs.read(files[0])
     except Refused:
@@ -87,8 +87,16 @@ def write_first(
     return files
 
 
+def _records(path: str, sizes: Sequence[int]) -> str:
+    """Return the lines that say where records are, or how many each site of a study has."""
+    if sizes:
+        return f"sizes = {list(sizes)}  # records of each site, in the order of data.sites: public"
+    line = "# sizes = [400, 300]        # records of each site, in the order of data.sites: then `plan` reads no table"
+    return f"path = {json.dumps(path, ensure_ascii=False)}\n{line}"
+
+
 def _run(
-    schema: Path, table: Any, sites: Sequence[str], path: str, epsilon: Sequence[float], test: str | None,  # noqa: ANN401 - Arrow's
+    schema: Path, table: Any, sites: Sequence[str], records: str, epsilon: Sequence[float], test: str | None,  # noqa: ANN401 - Arrow's
 ) -> str:  # fmt: skip
     from privsgp.data.schema import Ignored, read
 
@@ -106,8 +114,8 @@ def _run(
         count=len(sites),
         name=json.dumps(schema.resolve().parent.name if schema.resolve().parent.name.isidentifier() else "run"),
         sites=json.dumps(list(sites), ensure_ascii=False),
+        records=records,
         person=lines if names else "",
-        path=json.dumps(path, ensure_ascii=False),
         test=said if test is None else f"test_path = {json.dumps(test, ensure_ascii=False)}",
         loss=json.dumps("mse" if regression else "cross-entropy"),
         epsilon=epsilon[0] if len(epsilon) == 1 else list(epsilon),
