@@ -31,18 +31,19 @@ from privsgp.engine.checkpoint import Progress
 from privsgp.engine.folder import Folder
 from privsgp.files import sync_names
 from privsgp.runs import config as configs
+from privsgp.sites import run as sites_run
 from privsgp.sites.agreement import Agreement, propose
 from privsgp.sites.identity import Site
-from privsgp.sites.run import Network
 from privsgp.sites.study import Limits
 from privsgp.sites.trainer import SiteDriver
-from privsgp.sites.transport import SitesTransport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from multiprocessing.context import SpawnProcess
 
     from torch import Tensor
+
+    from privsgp.sites.transport import SitesTransport
 
     Row = dict[str, Any]
     Mix = Callable[[], object]
@@ -149,10 +150,8 @@ def _process(
     run = Folder(folder / f"run-{node}", f"-{node}-{node}")
     run.path.mkdir()
     run.prepare()
-    network = Network.make(site, agreement, run)
-    transport = SitesTransport(
-        site, agreement, node, network.inbox, network.outbox, network.members, run.path / "private" / "taken.jsonl"
-    )
+    network = sites_run.wire(site, agreement, run)
+    transport = network.transport
     x = torch.randn(1, agreement.weights, generator=torch.Generator().manual_seed(node))
     w = torch.ones(1, dtype=torch.float64)
     with network.opened():
@@ -170,7 +169,7 @@ def _process(
         time.sleep(2.0)
 
 
-def _timed(mixes: dict[str, Mix], steps: int, turns: int, network: Network) -> tuple[Row, Row, Row]:
+def _timed(mixes: dict[str, Mix], steps: int, turns: int, network: sites_run.Network) -> tuple[Row, Row, Row]:
     took: Row = {kind: [] for kind in mixes}
     cpu: Row = dict.fromkeys(mixes, 0.0)
     sent: Row = dict.fromkeys(mixes, 0)
@@ -187,7 +186,7 @@ def _timed(mixes: dict[str, Mix], steps: int, turns: int, network: Network) -> t
     return took, cpu, sent | {kind: 4 * d + 8 for kind in mixes if kind == "gloo"}
 
 
-def _watched(network: Network) -> list[float]:
+def _watched(network: sites_run.Network) -> list[float]:
     """Note how many milliseconds a message takes, from its first byte to the answer that it was let in."""
     took, push = list[float](), network.client._push
 

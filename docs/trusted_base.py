@@ -124,7 +124,7 @@ TRUSTED: dict[str, dict[str, str]] = {
     },
     SITES: {
         "randomness/pair_streams.py": "Draws the same numbers at both ends of a pair, and each for one message.",
-        "sites/agreement.py": "Turns the signed agreement into the run that is counted.",
+        "sites/agreement.py": "Turns the signed agreement into the run that is counted. Asks the site's policy.",
         "sites/canonical.py": "Writes one value as one sequence of bytes.",
         "sites/identity.py": "Keeps the site's keys private.",
         "sites/journal.py": "Restores the table as it was at the last commit.",
@@ -188,7 +188,6 @@ OUTSIDE = {
     "transport/*": "Carries messages that were already released and counted.",
     "sites/audit.py": "Writes down refused messages of others.",
     "sites/doctor.py": "Tests connections before a run.",
-    "sites/metrics.py": "Shows public counts.",
     "sites/net/*": "Carries sealed messages, or explains why a link fails.",
     "sites/protocol/outliers.py": "Judges messages of others.",
     "sites/signed.py": "Checks signatures of a finished run.",

@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import runs
-from privsgp import __version__, cli, cli_account, cli_data
-from privsgp.accounting import calibration, ledger
-from privsgp.accounting.mechanisms import Saga
+from privsgp import __version__, cli, cli_data
+from privsgp.accounting import accountant, calibration, ledger
+from privsgp.accounting.mechanisms import PersonLevel, Saga, SampledMean
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.errors import Refused
 from privsgp.research import commands
@@ -461,13 +461,13 @@ def test_a_delta_that_allows_to_publish_a_record_gets_a_warning(tmp_path):
 
 
 @pytest.mark.parametrize("options", [("account", "--sigma=0.3"), ("calibrate", "--epsilon=8")])
-def test_dp_srm_is_counted_for_who_is_named(options):
+def test_dp_srm_is_counted_for_the_nodes_that_are_seen_as_a_sum(options):
     arguments = (*options, "--algorithm=dp-srm", "--samples=50", "--batch=50", "--steps=4", "--json")
-    alone, summed = runs.command(*arguments), runs.command(*arguments, "--aggregated=4")
-    assert json.loads(alone.out)["trust"] == "per-node"
-    assert json.loads(summed.out)["trust"] == "secure aggregation"
-    assert "--aggregated NODES" in alone.err
-    assert summed.err == ""
+    summed = json.loads(runs.command(*arguments, "--nodes=4").out)
+    alone = json.loads(runs.command(*arguments, "--set=algorithm.trust=per-node").out)
+    assert summed["trust"] == "secure aggregation"
+    assert "trust" not in alone
+    assert summed["epsilon"] < alone["epsilon"] or summed["sigma"] < alone["sigma"]
 
 
 @pytest.mark.parametrize(
@@ -495,29 +495,23 @@ def test_account_and_calibrate_count_a_weight_of_differences():
     node = ("--samples=1000", "--batch=10", "--steps=100")
     plain, scaled, auto = (
         json.loads(runs.command("calibrate", *node, "--epsilon=2", "--json", *own).out)
-        for own in ((), ("--difference-scale=0.3",), ("--difference-scale=auto",))
+        for own in ((), ("--set=algorithm.difference_scale=0.3",), ("--set=algorithm.difference_scale=auto",))
     )
     assert plain["sigma"] > 1.5 * scaled["sigma"]
     assert "difference_scale" not in plain
     assert scaled["difference_scale"] == 0.3
     assert auto["sigma"] < scaled["sigma"]
     assert 0.01 < auto["difference_scale"] < 0.3
-    again = json.loads(
-        runs.command("account", *node, f"--sigma={auto['sigma']}", "--difference-scale=auto", "--json").out
-    )
+    scale = "--set=algorithm.difference_scale"
+    again = json.loads(runs.command("account", *node, f"--sigma={auto['sigma']}", f"{scale}=auto", "--json").out)
     assert again["difference_scale"] == pytest.approx(auto["difference_scale"], rel=0.1)
     assert again["epsilon"] == pytest.approx(auto["epsilon"], rel=0.01)
-    formula = runs.command("account", *node, "--sigma=1", "--difference-scale=auto", "--accountant=published", "--json")
-    assert json.loads(formula.out)["difference_scale"] == 1
-    for own, words in (
-        (
-            ("--difference-scale=0.5", "--algorithm=privsgp"),
-            ("--difference-scale 0.5 with --algorithm privsgp", "leave it out"),
-        ),
-        (("--difference-scale=much",), ("--algorithm privsgp-vr", "difference_scale")),
-        (("--difference-scale=1.5",), ("difference_scale", "less than or equal to 1")),
+    for value, more, words in (
+        ("0.5", ("--algorithm=privsgp",), ("difference_scale",)),
+        ("much", (), ("difference_scale",)),
+        ("1.5", (), ("difference_scale", "less than or equal to 1")),
     ):
-        _refused(runs.command("account", *node, "--sigma=1", *own), *words)
+        _refused(runs.command("account", *node, "--sigma=1", f"{scale}={value}", *more), *words)
 
 
 def test_account_tells_a_runs_epsilon_from_what_its_ledger_has(tmp_path):
@@ -533,81 +527,67 @@ def test_account_tells_a_runs_epsilon_from_what_its_ledger_has(tmp_path):
 
 
 def test_accounting_counts_what_the_algorithms_declare():
-    values = {"sigma": 0.1, "batch": 5, "samples": 50, "kappa": 2**-12}
+    values = {"batch": 5, "samples": 50, "kappa": 2**-12}
     for name in (a.name for a in ALGORITHMS.values() if a.private):
-        mechanism = ALGORITHMS[name].mechanism(Settings(), **values | {"sigma": 0.2})
-        assert cli_account._mechanism(name, 0.2, 1.0, 5, 50, "poisson", 2**-12) == mechanism
-    with pytest.raises(Refused, match="alpha"):
-        cli_account._mechanism("ldp-svrg", 0.2, 1.0, 5, 50, "poisson", 0.0, alpha=0.5)
-    quick = "import sys; from privsgp import cli_account; cli_account._mechanism('privsgp', 1, 1, 5, 9, 'poisson', 0)"
-    subprocess.run([sys.executable, "-c", f"{quick}; sys.exit('torch' in sys.modules)"], check=True)
+        numbers = ("--samples=50", "--batch=5", "--steps=4", "--sigma=0.2", "--kappa=0.000244140625", "--json")
+        told = json.loads(runs.command("account", *numbers, f"--algorithm={name}").out)
+        options = {"difference_scale": 1.0} if "difference_scale" in ALGORITHMS[name].Options.model_fields else {}
+        settings = Settings(batch=5, trust=ALGORITHMS[name].trust, options=ALGORITHMS[name].Options(**options))
+        mechanism = ALGORITHMS[name].mechanism(settings, **values | {"sigma": 0.2})
+        assert told["epsilon"] == pytest.approx(accountant.epsilon(mechanism, 4, 1e-5).epsilon, rel=1e-12)
 
 
-PAIRWISE = ["--noise", "pairwise", "--nodes", 50, "--honest", 38, "--algorithm", "privsgp"]
+PAIRWISE = ["--nodes", 50, "--set", "privacy.noise=pairwise", "--set", "privacy.honest=38", "--algorithm", "privsgp"]
 COUNTED = ["--samples", 1200, "--batch", 240, "--steps", 600, "--json"]
 
 
 def test_calibrate_and_account_tell_what_shared_noise_is_made_of_and_whom_it_trusts():
     found = json.loads(runs.command("calibrate", *COUNTED, "--epsilon", 1, *PAIRWISE).out)
-    assert found["sigma_effective"] >= found["sigma"]
+    assert found["sigma_effective"] == pytest.approx(found["sigma"])
     assert found["average_sigma"] * 50**0.5 == pytest.approx(0.2265 * found["sigma"], rel=1e-3)
     assert found["message_sigma"] == pytest.approx(1.601 * found["sigma"], rel=1e-3)
     curve = dict(found["curve"])
     assert curve[38] == pytest.approx(found["epsilon"])
     assert curve[1] > curve[2] > curve[38] > curve[50]
-    given = ["--own-sigma", found["own_sigma"], "--pair-sigma", found["pair_sigma"]]
-    back = json.loads(runs.command("account", *COUNTED, *given, *PAIRWISE).out)
+    back = json.loads(runs.command("account", *COUNTED, "--sigma", found["sigma"], *PAIRWISE).out)
     assert back["epsilon"] == pytest.approx(found["epsilon"], rel=1e-6)
     assert (back["trust"], back["honest"]) == ("honest sites", 38)
 
 
-def test_calibrate_and_account_take_the_weight_that_a_run_takes_where_noise_is_shared():
-    node = ["--samples", 1000, "--batch", 10, "--steps", 100, "--difference-scale", "auto", "--json"]
-    shared = ["--noise", "pairwise", "--nodes", 4, "--honest", 4]
+def test_calibrate_takes_the_weight_that_a_run_takes_where_noise_is_shared():
+    node = ["--samples", 1000, "--batch", 10, "--steps", 100, "--set=algorithm.difference_scale=auto", "--json"]
+    shared = ["--nodes=4", "--set=privacy.noise=pairwise", "--set=privacy.honest=4"]
     alone, found = (json.loads(runs.command("calibrate", *node, "--epsilon", 2, *own).out) for own in ([], shared))
-    m = Saga(sigma=0.0, clip=1.0, batch=10, samples=1000)
+    m = Saga(sigma=0.0, clip=1.0, batch=10, samples=1000, difference_clip=1.0)
     assert (
         found["difference_scale"] == calibration.largest(m, 100, 2.0, 1e-5, left=0.4**0.5) > alone["difference_scale"]
     )
-    given = ["--own-sigma", found["own_sigma"], "--pair-sigma", found["pair_sigma"]]
-    back = json.loads(runs.command("account", *node, *given, *shared).out)
-    assert back["difference_scale"] == pytest.approx(found["difference_scale"], rel=0.1)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--noise", "pairwise", "--nodes", 50, "--algorithm", "local"], "take one of privsgp"),
-        (["--noise", "pairwise"], "without --nodes"),
-        (["--honest", 3], "with independent noise"),
-        ([*PAIRWISE, "--honest", 51], "take 2 to 50"),
+        (["--nodes=50", "--set=privacy.noise=pairwise", "--algorithm=ldp-svrg"], "there shared noise cancels"),
+        (["--set=privacy.noise=pairwise"], "take 2 to 2"),
+        (["--set=privacy.honest=3"], "privacy.honest"),
+        ([*PAIRWISE[:-4], "--set=privacy.honest=51", "--algorithm=privsgp"], "take 2 to 50"),
+        (["--algorithm=sgp"], "take one that adds noise"),
+        ([*PAIRWISE, "--set=privacy.pair_ratio=1e5", "--coordinates=1000"], "8 times was counted"),
     ],
 )
-def test_shared_noise_that_cannot_be_is_refused(options, said):
+def test_what_has_no_shared_noise_or_no_epsilon_is_refused(options, said):
     ran = runs.command("calibrate", *COUNTED, "--epsilon", 1, *options)
     assert ran.code == 2
     assert said in " ".join(ran.err.split())
 
 
-def test_account_takes_one_kind_of_noise():
-    for options in ([], ["--sigma", 0.1, *PAIRWISE, "--own-sigma", 0.1, "--pair-sigma", 0.1], PAIRWISE):
-        assert runs.command("account", *COUNTED, *options).code == 2
-
-
-@pytest.mark.parametrize(
-    ("given", "what"),
-    [
-        ([], "no --sigma"),
-        (
-            ["--sigma=0.1", "--noise=pairwise", "--nodes=4", "--own-sigma=1", "--pair-sigma=1"],
-            "--sigma 0.1 with --noise",
-        ),
-        (["--noise=pairwise", "--nodes=4", "--own-sigma=0", "--pair-sigma=1"], "--own-sigma 0"),
-        (["--noise=pairwise", "--nodes=4", "--own-sigma=1", "--pair-sigma=-1"], "--pair-sigma -1"),
-    ],
-)
-def test_account_wants_the_noise_of_one_kind(given, what):
-    _refused(runs.command("account", "--algorithm=privsgp", "--samples=100", "--batch=10", "--steps=10", *given), what)
+def test_account_counts_persons_as_a_run_does():
+    persons = ["--set=data.person=id", "--set=data.rows_per_person=4", "--set=privacy.sites_per_person=2", "--nodes=2"]
+    found = json.loads(runs.command("account", *COUNTED, "--sigma=0.1", "--algorithm=privsgp", *persons).out)
+    m = PersonLevel(SampledMean(sigma=0.1, clip=1.0, batch=240, samples=1200), 4, 2)
+    assert found["unit"] == m.unit
+    assert found["epsilon"] == accountant.epsilon(m, 600, 1e-5).epsilon
+    assert dict(found["by_sites"])[2] == found["epsilon"] > dict(found["by_sites"])[1]
 
 
 def test_a_missing_number_is_not_the_next_ones():

@@ -28,11 +28,16 @@ CIFAR = ("--samples=3125", "--batch=25", "--steps=3000", "--clip=10", "--epsilon
         ),
         ("docs/proofs/saga.md", "| {:.3f} | 0.677 | + 85 %", ("calibrate", "--algorithm=privsgp", *CIFAR), "sigma"),
         ("docs/proofs/saga.md", "| 0.366 | {:.3f} | + 85 %", ("calibrate", *CIFAR), "sigma"),
-        ("docs/proofs/saga.md", "| 0.3 | {:.3f} | − 32 %", ("calibrate", *CIFAR, "--difference-scale=auto"), "sigma"),
+        (
+            "docs/proofs/saga.md",
+            "| 0.3 | {:.3f} | − 32 %",
+            ("calibrate", *CIFAR, "--set=algorithm.difference_scale=auto", "--set=model.name=cnn"),
+            "sigma",
+        ),
         (
             "docs/proofs/saga.md",
             "+ 85 % | {:g} | 0.248",
-            ("calibrate", *CIFAR, "--difference-scale=auto"),
+            ("calibrate", *CIFAR, "--set=algorithm.difference_scale=auto", "--set=model.name=cnn"),
             "difference_scale",
         ),
         (

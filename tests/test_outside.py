@@ -7,7 +7,8 @@ from typing import Annotated
 import pytest
 from pydantic import Field, ValidationError
 
-from privsgp.outside import Above0, Whole, between, exactly, fault, keys, parse, shown
+from privsgp.options import Positive
+from privsgp.outside import Whole, between, exactly, fault, keys, parse, shown
 
 NOT_NUMBERS = ["", "null", "true", '"1"', "[]", "{}", "NaN", "Infinity", "-1", "1e400", "9" * 400, "[" * 100_000]
 RECORD = keys(a=Whole, b=bool | None)
@@ -18,7 +19,7 @@ RECORD = keys(a=Whole, b=bool | None)
     [
         (between(0, 5), "5", [*NOT_NUMBERS, "1.0", "6"]),
         (between(0, 2, float), "2.0", [*NOT_NUMBERS, "2.5"]),
-        (Above0, "2.0", [*NOT_NUMBERS, "0.0"]),
+        (Positive, "2.0", [*NOT_NUMBERS, "0.0"]),
         (bool, "true", ["1", '"true"', "null"]),
         (None, "null", ["0", "false", ""]),
         (exactly(2, Whole), "[1, 2]", ["null", '"ab"', "[1]", "[1, 2, 3]", '[1, "2"]', "[1, NaN]", '{"0": 1, "1": 2}']),

@@ -14,7 +14,6 @@ import typer
 import typer.core
 
 from privsgp import __version__, cli_account, cli_data, cli_models, cli_sites, later, plugins
-from privsgp.cli_account import C2, AccountantOption, Clip  # noqa: TC001 - typer reads them
 from privsgp.cli_data import Changes, DataDir, Json, about, note, one_of
 from privsgp.errors import Diverged, Refused, Stopped, mending
 from privsgp.files import finite
@@ -161,58 +160,25 @@ def train(
 
 @app.command(**about("plan"))
 def plan(
-    context: typer.Context,
-    config: Annotated[
-        Path | None, typer.Argument(help="run.toml. Without it, the options give the paper's bound.")
-    ] = None,
+    config: Annotated[Path, typer.Argument(help="run.toml")],
     changes: Changes = None,
     data_dir: DataDir = None,
-    nodes: Annotated[int, typer.Option(help="n, the number of nodes.")] = 16,
-    samples: Annotated[int | None, typer.Option(help="J, the samples of one node.")] = None,
-    dim: Annotated[int | None, typer.Option(help="d, the parameters of the model.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="ε of every node.")] = None,
-    delta: Annotated[float, typer.Option(help="δ of every node.")] = 1e-5,
-    smoothness: Annotated[float | None, typer.Option(help="L, the smoothness of the loss.")] = None,
-    clip: Clip = 1.0,
-    gap: Annotated[float, typer.Option(help="F⁰ = f(x⁰) − f*")] = 0.0,
-    heterogeneity: Annotated[float, typer.Option(help="b², squared as in the paper.")] = 0.0,
-    norm: Annotated[float, typer.Option(help="‖x⁰‖², squared as in the paper.")] = 0.0,
-    batch: Annotated[float, typer.Option(help="b; the paper draws one sample a step.")] = 1.0,
-    network: Annotated[str, typer.Option("--graph", help="The network, whose C and q give K̂.")] = "exponential",
-    accountant: AccountantOption = "certified",
-    c2: C2 = 0.3724,
     write: Annotated[bool, typer.Option("--write", help="Write the choices into run.toml.")] = False,
     link: Annotated[float, typer.Option(min=0.001, help="Mbit/s between sites, for the minutes of `join`.")] = 10.0,
     as_json: Json = False,
 ) -> None:
     """Choose steps, noise and step size for a budget, before training."""
-    if config is not None:
-        _refuse_given(context, beside={"config", "changes", "data_dir", "as_json", "write", "link"})
-        settings = cli_data.configured(config, changes or [], planned=True)
-        from privsgp.planner import settle as planning
+    settings = cli_data.configured(config, changes or [], planned=True)
+    from privsgp.planner import settle as planning
 
-        with doing("reading the data", quiet=as_json) as say:
-            made = dataclasses.replace(planning.plan(settings, data_dir, say=say), link=link)
-        if write:
-            from privsgp.runs.first import write_values
+    with doing("reading the data", quiet=as_json) as say:
+        made = dataclasses.replace(planning.plan(settings, data_dir, say=say), link=link)
+    if write:
+        from privsgp.runs.first import write_values
 
-            write_values(config, planning.written(settings, made))
-            err.print(f"written to {config}", soft_wrap=True)
-        tell(made.as_json(), show_plan, made, as_json=as_json)
-    elif samples is None or dim is None or epsilon is None or smoothness is None:
-        raise Refused("no run.toml, and not all of --samples, --dim, --epsilon, --smoothness", "give one or the other")
-    else:
-        from privsgp import graph as graphs
-        from privsgp.accounting.mechanisms import nominal
-        from privsgp.planner.theorems import Constants, formula_rows, from_constants
-
-        constants = Constants(smoothness, gap, heterogeneity, norm)
-        found = from_constants(
-            constants, graphs.make(network, nodes), dim, clip, samples=samples, batch=batch, budget=(epsilon, delta),
-            published_c2=c2 if nominal(accountant) else None,
-        )  # fmt: skip
-        warnings = [("warning", line) for line in found["warnings"]]
-        tell(found, show, "plan", formula_rows(found) + warnings, as_json=as_json)
+        write_values(config, planning.written(settings, made))
+        err.print(f"written to {config}", soft_wrap=True)
+    tell(made.as_json(), show_plan, made, as_json=as_json)
 
 
 @app.command(**about("graph"))
@@ -260,16 +226,6 @@ def audit(
     tell(report.to_json(), show_audit, report, as_json=as_json)
     if report.alarm:
         raise typer.Exit(3)
-
-
-def _refuse_given(context: typer.Context, beside: set[str]) -> None:
-    """Refuse options that repeat a key of run.toml."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if name not in beside and source is not None and source.name == "COMMANDLINE":
-            raise Refused(
-                f"--{name.replace('_', '-')} beside a run.toml", "change the key with --set, or leave one out"
-            )
 
 
 @app.command(**about("ledger"))

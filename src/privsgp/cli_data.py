@@ -150,7 +150,6 @@ def schema(
 def check(
     schema_file: SchemaFile,
     table: TableFile,
-    no_target: Annotated[bool, typer.Option("--no-target", help="For prediction: without the target.")] = False,
     person: Annotated[str | None, typer.Option(help="data.person of run.toml: count persons too.")] = None,
     rows_per_person: Annotated[int, typer.Option(min=1, help="data.rows_per_person of run.toml.")] = 1,
     as_json: Json = False,
@@ -162,7 +161,7 @@ def check(
         from privsgp.data.tables import told
 
     found = schemas.read(schema_file)
-    checked = checks.check(table, found, labelled=not no_target, person=person)
+    checked = checks.check(table, found, person=person)
     if as_json:
         said = {"schema": found.digest, "rows": checked.rows, "features": found.features, "counts": checked.counts}
         said |= _persons(checked, rows_per_person)

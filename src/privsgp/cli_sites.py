@@ -180,17 +180,17 @@ def show_agreement(study: StudyPath, home: Home = None, as_json: Json = False) -
 
 
 def _show(agreement: Agreement, home: Path | None = None) -> None:
-    v, limits = agreement.values, agreement.limits
-    shape, size = f"samples of shape {v['sample']['shape']}", agreement.message_bytes
+    limits, steps = agreement.limits, agreement.steps
+    shape, size = f"samples of shape {agreement.sample.shape}", agreement.message_bytes
     rows = {
         "run": agreement.run,
-        "learns": f"{v['config']['model']['name']}, d = {agreement.weights:,}, {shape}",
-        "by": f"{agreement.algorithm}, K = {v['steps']}, then {agreement.rounds - v['steps']} rounds of mixing",
+        "learns": f"{agreement.config.model.name}, d = {agreement.weights:,}, {shape}",
+        "by": f"{agreement.algorithm}, K = {steps}, then {agreement.rounds - steps} rounds of mixing",
         "noise": f"shared by pairs of sites: ε holds{_if_honest(agreement)}" if agreement.honest is not None else "",
         "unit": _unit(agreement),
         "graph": f"{agreement.config.graph.name}, {len(agreement.links)} links, {size:,} bytes a message",
         "limits": f"deadline {limits.deadline:g} s, staleness {limits.staleness} steps, at least {limits.fewest} sites",
-        "join until": v["expires"],
+        "join until": agreement.expires,
     }
     if limits.max_update is not None:
         unit = f"{limits.max_update:g} steps of γ(C + σ√d) = {agreement.step_norm or 0.0:.3g}"
@@ -206,10 +206,11 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
     except Refused:
         own = None
     for i, card in enumerate(agreement.roster):
-        epsilon = "no budget" if v["epsilon"][i] is None else f"ε = {up(v['epsilon'][i])}, δ = {up(v['delta'][i])}"
-        budget = f"J = {v['samples'][i]:,}, {epsilon}, σ = {v['sigma'][i]:.4g}"
+        budget, delta = agreement.epsilon[i], agreement.delta[i]
+        epsilon = "no budget" if budget is None else f"ε = {up(budget)}, δ = {up(delta)}"
+        agreed = f"J = {agreement.samples[i]:,}, {epsilon}, σ = {agreement.sigma[i]:.4g}"
         this = "  ← this site" if card.identity == own else ""
-        rows[card.name] = f"{card.fingerprint}  {card.address or 'dials out only'}\n{budget}{this}"
+        rows[card.name] = f"{card.fingerprint}  {card.address or 'dials out only'}\n{agreed}{this}"
     show(agreement.name, [(key, value) for key, value in rows.items() if value])
 
 
@@ -255,8 +256,6 @@ def join(
     from privsgp.sites.agreement import Agreement
 
     agreement = Agreement.read(study)
-    if not run.check_policy(own, agreement):
-        _say(f"note: there is no policy.toml in {own.home}: nothing but the agreement itself is checked")
     for reason in _not_private(agreement):
         _LOG.warning("WARNING: this run is not private: %s", reason)
     options: dict[str, Any] = {"device": device, "moved": moved, "metrics": metrics, "test": test}
@@ -350,7 +349,7 @@ def _releases(agreement: Agreement, node: int, told: dict[str, Any]) -> str:
     reserved = f", {told['reserved']} more are reserved" if told["reserved"] > 0 else ""
     epsilon = agreement.epsilon[node]
     bound = "without a budget" if epsilon is None else f"ε ≤ {up(epsilon)} for all{_if_honest(agreement)}"
-    return f"{told['releases']} of {agreement.values['steps']} sent{reserved}; {bound}"
+    return f"{told['releases']} of {agreement.steps} sent{reserved}; {bound}"
 
 
 def leave(study: StudyPath, home: Home = None, folder: Out = None) -> None:

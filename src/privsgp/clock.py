@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from privsgp.graph import Graph
 
 
-__all__ = ["Event", "Events", "Times", "Waiting", "schedule"]
-
-
 Distribution = Literal["constant", "exponential", "lognormal"]
 
 _CHUNK = 256  # numbers that are drawn at a time

@@ -18,7 +18,7 @@ import stat
 import tempfile
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -28,13 +28,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from io import BufferedReader
 
+Shape = TypeVar("Shape", bound=BaseModel)
 # A list of numbers is one line, not one for each; no string has a line's end in it.
 _NUMBERS = re.compile(r"\[\n\s+[-+.eE\d]+(?:,\n\s+[-+.eE\d]+)*\n\s*\]")
 LONGEST = 2**26  # bytes of a JSON file
 _DIGITS = 100  # of a whole number; seeds have 78
 _DOTS = 64  # in one line of TOML
-_NUMBER = re.compile(r"(?<![\w.])[+-]?\d[\d_]*\.\d[\d_]*(?:[eE][+-]?\d+)?(?![\w.])")
-_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'')
+# A key of many parts: bare or quoted words with dots between. A backslash before it is inside a text.
+_PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')[ \t]*\.[ \t]*"""
+_ENDLESS = re.compile(rf"(?<![\w\\-])(?:{_PART}){{{_DOTS}}}")
 UNFINISHED = ".privsgp-tmp"  # what a killed process may leave behind ends in this
 
 
@@ -84,9 +86,23 @@ def read_json(path: Path, shape: type[BaseModel]) -> dict[str, Any]:
 
 def parsed(text: bytes, shape: type[BaseModel], where: str) -> dict[str, Any]:
     """Return the object that a text is, after checking that it has the shape; `where` it stood goes into a refusal."""
+    found: dict[str, Any] = loaded(text, where)
+    shaped(found, shape, where)
+    return found
+
+
+def loaded(text: bytes, where: str) -> Any:  # noqa: ANN401 - any JSON
+    """Return the value that a JSON text is; refuse numbers that are none, and brackets without an end."""
     try:
-        found: dict[str, Any] = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_whole)
-        shape.model_validate(found)
+        return json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_whole)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
+        raise _damaged(where, str(error)[:200]) from error
+
+
+def shaped(found: object, shape: type[Shape], where: str) -> Shape:
+    """Return what these plain values are; refuse them by name if they do not have the shape."""
+    try:
+        return shape.model_validate(found)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"])) or "it"
@@ -94,16 +110,13 @@ def parsed(text: bytes, shape: type[BaseModel], where: str) -> dict[str, Any]:
             what = f"{where} is of version {first['input']!r:.80}: {first['msg']}"
             raise Refused(what, "another release wrote it: read it with that one (run.json names it)") from error
         raise _damaged(where, f"{key} = {first['input']!r:.80}: {first['msg']}") from error
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
-        raise _damaged(where, str(error)[:200]) from error
-    return found
 
 
 def read_toml(path: Path, what: str, see: str, most: int = 2**20) -> dict[str, Any]:
     """Return what a TOML file says; `what` it is, and where to `see` how it is written, go into a refusal."""
     try:
         text = read_bytes(path, most).decode("utf-8-sig")
-        _refuse_endless_keys(path, text, see)
+        _refuse_endless_key(path, text, see)
         return tomllib.loads(text)
     except OSError as error:
         raise Refused(f"cannot read the {what} {path}: {error.strerror}", f"name one that is there; {see}") from error
@@ -113,17 +126,11 @@ def read_toml(path: Path, what: str, see: str, most: int = 2**20) -> dict[str, A
         raise Refused(f"{path} is not TOML: {error}", see) from error
 
 
-def _refuse_endless_keys(path: Path, text: str, see: str) -> None:
-    """Refuse keys of many parts, which take tomllib a time that grows with their square.
-
-    Numbers and texts have dots too. The content of a value of several lines is not analysed.
-    """
-    spread = '"""' in text or "'''" in text
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.count(".") > _DOTS:
-            keys = _NUMBER.sub("", line if spread else _QUOTED.sub("", line))
-            if keys.count(".") > _DOTS:
-                raise Refused(f"{path}, line {number}: more than {_DOTS} dots", see)
+def _refuse_endless_key(path: Path, text: str, see: str) -> None:
+    """Refuse a key of many parts, which takes tomllib a time that grows with their square."""
+    if (found := _ENDLESS.search(text)) is not None:
+        line = text.count("\n", 0, found.start()) + 1
+        raise Refused(f"{path}, line {line}: more than {_DOTS} dots in a key", see)
 
 
 def _damaged(where: str, why: str) -> Refused:

@@ -17,11 +17,10 @@ MOST = 2**53  # whole numbers up to this one are exact in JSON
 _LONGEST = 200
 
 Whole = Annotated[int, Field(ge=0, le=MOST)]
-Real = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 From1 = Annotated[int, Field(ge=1, le=MOST)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Signature = Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
 
 
 def between(least: float, most: float, kind: Any = int) -> Any:  # noqa: ANN401 - a type

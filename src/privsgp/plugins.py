@@ -8,13 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from privsgp import later
 from privsgp.errors import Refused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ALGORITHMS = "privsgp.algorithms"
 COMMANDS = "privsgp.commands"
@@ -45,16 +42,8 @@ def load(entry: EntryPoint) -> Any:  # noqa: ANN401 - whatever a package offers
         ) from error
 
 
-class Formula(Protocol):
-    """The module of a paper's calibration, which guarantees nothing."""
-
-    sigma: Callable[..., float]
-    epsilon: Callable[..., float]
-
-
-def formula(name: str) -> Formula:
-    """Return the module of a paper's calibration."""
+def formula(name: str) -> Any:  # noqa: ANN401 - a module
+    """Return the module of a paper's calibration, which guarantees nothing: its `sigma` is the noise for a budget."""
     if (entry := offered(FORMULAS).get(name)) is None:
         raise Refused(f"accountant = {name!r}", "install privsgp again: its metadata do not name this formula")
-    found: Formula = load(entry)
-    return found
+    return load(entry)

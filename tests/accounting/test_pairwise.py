@@ -168,8 +168,7 @@ def test_a_sampler_that_leaves_no_delta_is_refused():
 
 
 def test_a_trust_curve_falls_from_own_noise_alone_to_all_honest():
-    sharing = Sharing.among(16, None)
-    assert sharing.honest == 12
+    sharing = Sharing(NoiseGraph(16), 12)
     noise = sharing.solved(0.5, 2.0)
     mechanism = sharing.counted(SampledMean(sigma=0.5, clip=1.0, batch=50, samples=100), noise)
     curve = trust_curve(noise, 0, mechanism, lambda m: accountant.epsilon(m, 50, 1e-5).epsilon)

@@ -84,12 +84,6 @@ def test_what_is_no_ledger_folder_is_refused(tmp_path):
     assert f"--ledger {tmp_path / 'empty'} holds no ledger" in ran.err
 
 
-def test_a_plan_of_a_configuration_takes_no_numbers_beside_it(tmp_path):
-    ran = runs.command("plan", runs.small(tmp_path), "--epsilon", 1)
-    assert ran.code == 2
-    assert "--epsilon beside a run.toml" in ran.err
-
-
 LABELS = np.array([0, 1] * 60)
 MINE = UNSEEDED.replace("sizes = [300, 300, 300, 300]\n", "").replace("steps = 30", "steps = 3")
 

@@ -220,7 +220,7 @@ class Channel:
         task.processes.append(there)
         try:
             server = there.network.server
-            kept = (server.relay,) if name in ("drop", "collect") else ()
+            kept = (server.relay,) if name == "drop" else ()
             found = getattr(server, f"_{name}")(*kept, iter(parts), context)
             return found if isinstance(found, bytes) else iter(list(found))
         finally:

@@ -32,7 +32,6 @@ from privsgp.sites import run as join
 from privsgp.sites.canonical import canonical
 from privsgp.sites.doctor import examine
 from privsgp.sites.identity import Site
-from privsgp.sites.metrics import served, text
 from privsgp.sites.net.causes import cause_of
 from privsgp.sites.net.client import Client
 from privsgp.sites.net.relay import Relay
@@ -41,7 +40,7 @@ from privsgp.sites.protocol.gossip import Gossip
 from privsgp.sites.protocol.mailbox import Outbox
 from privsgp.sites.protocol.outliers import Outliers
 from privsgp.sites.run import wire
-from privsgp.sites.status import state
+from privsgp.sites.status import metrics, served, state
 from privsgp.transport.link import Increment
 from runs import command, unwrapped
 
@@ -110,7 +109,7 @@ def test_metrics_are_what_prometheus_reads(three, tmp_path):
     network = wire(three.sites[0], three.agreement, folder)
     network.audit.note("form", "basel", "x")
     (port,) = free_ports(1)
-    with served(f"127.0.0.1:{port}", lambda: text(network, 1.23456)):
+    with served(f"127.0.0.1:{port}", lambda: metrics(network, 1.23456)):
         with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             said = answer.read().decode()
         with pytest.raises(HTTPError) as error:
@@ -168,7 +167,7 @@ def answers(*said):
 
 def why(c, site, card):
     """Return the cause of a failed link as a run finds it, having checked that the doctor finds the same."""
-    client = Client(site, c.agreement, 0, None, Outbox(1), Gossip(c.agreement, 0, 1, "0" * 128), None)
+    client = Client(site, Gossip(c.agreement, 0, 1, "0" * 128), Outbox(1), None)
     client._card = lambda _peer: card
     with client._opened(1) as channel, pytest.raises(grpc.RpcError) as failed:
         channel.unary_unary("/privsgp.Sites/Hello")(b"{}", timeout=2.0)
@@ -231,7 +230,7 @@ def test_the_metrics_of_a_run_show_what_is_spent_and_agreed_on(consortium, monke
         shown.append(made())
         yield
 
-    monkeypatch.setattr(join, "served", asked)
+    monkeypatch.setattr(status, "served", asked)
     monkeypatch.setattr(join, "_wait_for_signatures", mock.Mock(side_effect=Interrupted(0)))
     with pytest.raises(Interrupted):
         join.join(c.study, c.files[0], home=c.sites[0].home, out=c.out(0))
@@ -433,7 +432,7 @@ def test_the_doctor_knows_the_relay(consortium):
     assert "`privsgp relay` runs there" in findings(c, 1)["relay"].text
     relay = Site.open(c.folder / "home-relay")
     nobody = Gossip(c.agreement, -1, 1, "")
-    carrying = Server(relay, c.agreement, -1, None, Outbox(1), nobody, None, relay=Relay())
+    carrying = Server(relay, nobody, Outbox(1), None, relay=Relay())
     carrying.start(relay.listen)
     aachen = network_of(c, 0)
     aachen.server.start(c.sites[0].listen)

@@ -156,7 +156,7 @@ def keep_open(study, home, files):
     if files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     site, agreement = Site.open(home), Agreement.read(study)
-    Server(site, agreement, 0, None, None, Gossip(agreement, 0, 1, "0" * 128), None).start(site.listen)
+    Server(site, Gossip(agreement, 0, 1, "0" * 128), None, None).start(site.listen)
     signal.pause()
 
 
@@ -319,19 +319,18 @@ def test_a_member_that_nobody_can_dial_fetches_its_messages(house):
     network.outbox.post(frame(c, 4, 0.5, source=0, target=1, x=1.5))
     with channel(c, c.sites[1]) as opened:
         pull = opened.unary_stream("/privsgp.Sites/Pull")
-        head, body = pull(canonical({"run": c.agreement.run, "after": -1}), timeout=30)
+        whose, head, body = pull(canonical({"run": c.agreement.run, "after": {}}), timeout=30)
+        assert json.loads(whose) == {"source": 0, "step": 4}
         assert np.frombuffer(body)[0] == 1.5
         assert b'"step":4' in head
         with pytest.raises(grpc.RpcError):
-            list(pull(canonical({"run": "0" * 64, "after": -1}), timeout=30))
+            list(pull(canonical({"run": "0" * 64, "after": {}}), timeout=30))
 
 
 def test_a_port_that_is_taken_is_refused(house):
     c, network = house
     with pytest.raises(Refused, match="cannot listen"):
-        type(network.server)(
-            c.sites[0], c.agreement, 0, network.inbox, network.outbox, network.members, network.audit
-        ).start(c.sites[0].listen)
+        type(network.server)(c.sites[0], network.members, network.outbox, network.audit).start(c.sites[0].listen)
 
 
 def prepared(c):

@@ -9,7 +9,7 @@ from consortium import Consortium, mixed
 
 from privsgp.sites.canonical import canonical
 from privsgp.sites.protocol.gossip import Goodbye, Gossip
-from privsgp.sites.protocol.mailbox import Inbox, Outbox
+from privsgp.sites.protocol.mailbox import Outbox
 from privsgp.sites.transport import SitesTransport
 
 
@@ -27,7 +27,7 @@ def _leaves(members, goodbye):
 def test_a_lie_about_what_was_taken_changes_no_message_and_counts_once(three, tmp_path):
     members = Gossip(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
     outbox, log = Outbox(9), tmp_path / "taken.jsonl"
-    transport = SitesTransport(three.sites[0], three.agreement, 0, Inbox(three.agreement, 0, 2), outbox, members, log)
+    transport = SitesTransport(three.sites[0], members, outbox, log)
     transport._wait = lambda _k: None
     for node in (1, 2):
         peer = Gossip(three.agreement, node, 1, three.agreement.sign(three.sites[node]))

@@ -89,7 +89,7 @@ def test_weight_is_counted_from_the_last_message(three):
         with pytest.raises(Rejected, match="brings the weight") as rejected:
             let_in(three, inbox, frame(three, 3, w))
         evidence = rejected.value.evidence  # anybody can see who signed it
-        three.sites[1].card.verify(b"message", evidence["header"].encode(), bytes.fromhex(evidence["signature"]))
+        assert three.sites[1].card.signed(b"message", evidence["header"].encode(), evidence["signature"])
     with pytest.raises(Rejected, match=r"at most 1\.66"):
         inbox.put(frame(three, 4, 4.3))  # as what comes from a relay
     let_in(three, inbox, frame(three, 4, 2.6))  # a site that was away sends its weight off: soon the rest rounds to 0
@@ -142,7 +142,7 @@ def test_two_messages_of_one_step_are_kept_as_evidence(three, tmp_path):
     line = json.loads(check(tmp_path / "audit.jsonl")[0])
     heads = [json.loads(line[which]["header"]) for which in ("first", "second")]
     for which in ("first", "second"):  # anybody can see who said both
-        three.sites[1].card.verify(b"message", line[which]["header"].encode(), bytes.fromhex(line[which]["signature"]))
+        assert three.sites[1].card.signed(b"message", line[which]["header"].encode(), line[which]["signature"])
     assert heads[0]["step"] == heads[1]["step"] == 3
     assert heads[0]["sha256"] != heads[1]["sha256"]
 

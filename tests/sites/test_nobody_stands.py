@@ -18,7 +18,7 @@ from privsgp.sites.canonical import canonical
 from privsgp.sites.net.client import Client
 from privsgp.sites.protocol.frames import Rejected
 from privsgp.sites.protocol.gossip import Gossip, progress_text
-from privsgp.sites.protocol.mailbox import Inbox, Outbox
+from privsgp.sites.protocol.mailbox import Outbox
 from privsgp.sites.study import Limits
 from privsgp.sites.transport import SitesTransport
 
@@ -84,9 +84,9 @@ def says_hello(one, other, **more):
 )
 def test_what_a_site_will_never_send_is_not_waited_for(studies, tmp_path, step, sent, waits):
     c = studies["open"]
-    aachen, inbox = member(c, 0), Inbox(c.agreement, 0, 4)
-    transport = SitesTransport(c.sites[0], c.agreement, 0, inbox, Outbox(4), aachen, tmp_path / "taken.jsonl")
-    inbox.restore(1, 3, frame(c, 3).sums())
+    aachen = member(c, 0)
+    transport = SitesTransport(c.sites[0], aachen, Outbox(4), tmp_path / "taken.jsonl")
+    aachen.inbox.restore(1, 3, frame(c, 3).sums())
     says_hello(member(c, 1, step=step, sent={0: sent}), aachen)
     assert transport._holds(8, [1], 0.0) == waits
 
@@ -178,7 +178,7 @@ def test_the_late_answer_of_a_process_that_has_died_since_is_no_reason_for_suspi
 def test_whatever_fails_a_peer_is_talked_to_again(three, monkeypatch, surprise):
     """Nobody else does: a thread that ended would leave the peer without messages for good."""
     network = SimpleNamespace(audit=None, members=member(three, 0), outbox=Outbox(2), inbox=None)
-    client = Client(three.sites[0], three.agreement, 0, network.inbox, network.outbox, network.members, network.audit)
+    client = Client(three.sites[0], network.members, network.outbox, network.audit)
     monkeypatch.setattr(client, "_pause", lambda *_: None)
     times = []
 

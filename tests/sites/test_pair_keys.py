@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import planted
 from privsgp import data
-from privsgp.accounting.book import Total
 from privsgp.accounting.policy import Policy
 from privsgp.audit import attack as attacks
 from privsgp.errors import Refused
@@ -21,7 +18,6 @@ from privsgp.randomness.noise import Keyed, Secure
 from privsgp.randomness.pair_streams import PairStreams
 from privsgp.randomness.pairwise import Ends
 from privsgp.sites.agreement import Agreement
-from privsgp.sites.policy import refuse_against
 from privsgp.sites.protocol.gossip import Gossip
 from privsgp.sites.protocol.pairs import PairKeys, is_word
 
@@ -231,7 +227,7 @@ def test_what_is_agreed_on_is_checked_by_each_site(six):
     for own, pair, why in ((0.5, 0.5, "comes out here"), (4.0, 1.0, "comes out here"), (0.995, 0.995, "is worth")):
         shared = values["shared_noise"]
         noise = {"own": [own * D for D in shared["own"]], "pair": pair * shared["pair"]}
-        changed = dataclasses.replace(six.agreement, values=values | {"shared_noise": noise})
+        changed = Agreement.model_validate(values | {"shared_noise": noise})
         with pytest.raises(Refused, match=why):
             changed.spec(data.load(str(six.files[0]), classes=10), 0)
     for noise in (None, {"own": [1.0], "pair": 1.0}):
@@ -252,7 +248,7 @@ def test_what_is_agreed_on_is_checked_by_each_site(six):
 )
 def test_a_policy_says_how_many_others_may_have_to_be_trusted(six, policy, allowed):
     if allowed:
-        refuse_against(policy, six.agreement, 0, Total(0.0, 0.0))
+        six.agreement.refuse_policy(policy, 0)
         return
     with pytest.raises(Refused, match="honest"):
-        refuse_against(policy, six.agreement, 0, Total(0.0, 0.0))
+        six.agreement.refuse_policy(policy, 0)

@@ -87,8 +87,8 @@ def test_an_older_copy_is_noticed_by_sites_that_never_had_a_message_of_it(consor
 def test_a_site_that_knows_of_no_step_waits_for_who_may_know_of_one(three, tmp_path):
     """All it has was put back to before the run. Basel, which says hello first, was restarted; cork knows."""
     members = Gossip(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
-    inbox, log = Inbox(three.agreement, 0, 2), tmp_path / "taken.jsonl"
-    transport = SitesTransport(three.sites[0], three.agreement, 0, inbox, Outbox(2), members, log)
+    log = tmp_path / "taken.jsonl"
+    transport = SitesTransport(three.sites[0], members, Outbox(2), log)
     others = {i: Gossip(three.agreement, i, 1, three.agreement.sign(three.sites[i])) for i in (1, 2)}
     others[2].store.seen[0] = frame(three, 5, 0.5, source=0, target=2)
     members.learn(1, canonical(others[1].hello(0)))
@@ -107,8 +107,8 @@ def test_a_commit_that_is_taken_up_is_durable_before_its_messages_leave_again(th
     folder.path.mkdir()
     folder.prepare()
     members = Gossip(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
-    inbox, log = Inbox(three.agreement, 0, 2), folder.path / "private" / "taken.jsonl"
-    transport = SitesTransport(three.sites[0], three.agreement, 0, inbox, Outbox(2), members, log)
+    log = folder.path / "private" / "taken.jsonl"
+    transport = SitesTransport(three.sites[0], members, Outbox(2), log)
     x, w = torch.ones(1, three.agreement.weights), torch.ones(1, dtype=torch.float64)
     memory = {f"links.{name}": [value] for name, value in transport.arrays().items()}
     checkpoint.save(folder.checkpoint, Progress(0, 0, 0.0, 0, ""), State(x, w, x), memory, three.agreement.run)
@@ -266,7 +266,7 @@ def transport_of(c, tmp_path, store=None, process=1):
     for peer in (1, 2):
         other = Gossip(c.agreement, peer, 1, c.agreement.sign(c.sites[peer]))
         members.learn(peer, canonical(other.hello(0)))
-    transport = SitesTransport(c.sites[0], c.agreement, 0, inbox, Outbox(2), members, log)
+    transport = SitesTransport(c.sites[0], members, Outbox(2), log)
     transport._wait = lambda _k: None
     return transport, committed
 

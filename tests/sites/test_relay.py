@@ -148,7 +148,7 @@ def test_a_message_that_nobody_can_open_does_not_hide_those_of_others(tmp_path):
     relay.put((1, 3), 7, bytes(c.agreement.message_bytes))
     relay.put((2, 3), 0, Seal(c.sites[2], c.agreement, 2).close(frame(c, 0, 0.5, source=2, target=3)))
     members = Gossip(c.agreement, 3, 1, c.agreement.sign(c.sites[3]), inbox)
-    client = Client(c.sites[3], c.agreement, 3, inbox, Outbox(2), members, None)
+    client = Client(c.sites[3], members, Outbox(2), None)
 
     def collect(asked, timeout):
         found = relay.next(3, {int(j): step for j, step in json.loads(asked)["after"].items()})
@@ -156,16 +156,16 @@ def test_a_message_that_nobody_can_open_does_not_hide_those_of_others(tmp_path):
 
     channel = SimpleNamespace(unary_stream=lambda _path: collect)
     with pytest.raises(Rejected, match="did not seal"):
-        client._collect([1, 2], -1, channel)
-    client._collect([1, 2], -1, channel)
+        client._fetch([1, 2], -1, channel)
+    client._fetch([1, 2], -1, channel)
     assert inbox.newest(2) == 0
-    client._collect([1, 2], -1, channel)  # nothing is left
+    client._fetch([1, 2], -1, channel)  # nothing is left
     relay.put((1, 3), 8, Seal(c.sites[1], c.agreement, 1).close(frame(c, 8, 0.5, source=1, target=3)))
-    client._collect([1, 2], -1, channel)
+    client._fetch([1, 2], -1, channel)
     assert inbox.newest(1) == 8
 
 
 def test_threads_of_a_relay_grow_with_its_members_and_not_with_their_links(closed):
     members = Gossip(closed.agreement, 0, 1, closed.agreement.sign(closed.sites[0]))
-    server = Server(closed.sites[0], closed.agreement, 0, members.inbox, Outbox(1), members, None, relay=Relay())
-    assert server._most == 5 * 3 + 4
+    server = Server(closed.sites[0], members, Outbox(1), None, relay=Relay())
+    assert server._most == 4 * 3 + 4

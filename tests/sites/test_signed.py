@@ -10,6 +10,7 @@ from privsgp.errors import Refused
 from privsgp.report import page
 from privsgp.runs.summary import SUMMARY_VERSION
 from privsgp.sites import signed
+from privsgp.sites.canonical import canonical, digest
 from privsgp.sites.protocol.gossip import Goodbye
 
 
@@ -33,21 +34,33 @@ def folder(three, tmp_path):
 
 def test_every_signature_is_checked(three, folder):
     told = signed.read(folder)
-    assert told.run == three.agreement.run
-    assert [one.signed for one in told.signatories] == [True, True, False]
-    assert [one.left for one in told.signatories] == [False, True, False]
-    assert not told.complete
+    assert told.study.run == three.agreement.run
+    assert told.signed == [True, True, False]
+    assert told.left == [False, True, False]
     assert told.text.endswith("; no right signature of cork")
     assert three.sites[0].card.fingerprint in told.text
     (folder / "signatures.json").unlink()
     assert "signed by nobody" in signed.read(folder).text
 
 
+def test_an_agreement_of_an_older_release_is_what_was_signed(three, folder):
+    """It has no keys that came later: their defaults are not part of its hash."""
+    values = json.loads((folder / "agreement.study").read_bytes()) | {"release": "1.0.0rc1"}
+    del values["limits"]["max_update"]
+    (folder / "agreement.study").write_bytes(canonical(values))
+    sites = json.loads((folder / "signatures.json").read_text())
+    for site, own in zip(sites["sites"], three.sites, strict=True):
+        site["signature"] = own.sign(b"agreement", digest(values).encode()).hex()
+    (folder / "signatures.json").write_text(json.dumps(sites))
+    assert signed.read(folder).study.run == digest(values)
+    assert signed.read(folder).signed == [True, True, True]
+
+
 def test_another_agreement_has_no_signatures(three, folder):
     values = json.loads((folder / "agreement.study").read_bytes())
     values["samples"][0] += 1
     (folder / "agreement.study").write_text(json.dumps(values))
-    assert not any(one.signed for one in signed.read(folder).signatories)
+    assert not any(signed.read(folder).signed)
     values["samples"].pop()
     (folder / "agreement.study").write_text(json.dumps(values))
     with pytest.raises(Refused, match="one J"):

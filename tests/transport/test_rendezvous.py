@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 from privsgp.errors import Refused
-from privsgp.outside import Real, Whole, exactly
+from privsgp.options import NotNegative
+from privsgp.outside import Whole, exactly
 from privsgp.transport import rendezvous
 from privsgp.transport.rendezvous import PeerLost, World, blocks, refuse_differences
 
@@ -129,7 +130,7 @@ def test_what_others_make_of_my_word_is_not_used():
 
     world.real, world._store = world.store, Overwritten()
     with pytest.raises(Refused, match="changed in the meeting place"):
-        world.all_gather_nodes([1.0, 2.0], Real, 4)
+        world.all_gather_nodes([1.0, 2.0], NotNegative, 4)
 
 
 def test_a_meeting_place_that_stands_still_is_missed_after_the_set_time():

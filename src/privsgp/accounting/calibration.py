@@ -44,7 +44,7 @@ def needed(count: Count, mechanism: Mechanism, releases: int, epsilon: float, de
         return under(*count.after, mechanism, releases, count.relation)
     if count.paper is not None:  # for K steps: the spare releases are not part of it
         algorithm, steps, c2 = count.paper
-        return plugins.formula("published").sigma(mechanism, steps, epsilon, delta, c2, algorithm)
+        return float(plugins.formula("published").sigma(mechanism, steps, epsilon, delta, c2, algorithm))
     return sigma(mechanism, releases, epsilon, delta, count.relation)
 
 

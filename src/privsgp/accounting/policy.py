@@ -6,14 +6,13 @@ spend anything, with the sums of the budget book.
 
 from __future__ import annotations
 
-import tomllib
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, ValidationError
 
 from privsgp.accounting.shown import up
 from privsgp.errors import Refused
-from privsgp.files import read_bytes, user_folder
+from privsgp.files import read_toml, user_folder
 from privsgp.options import Count, Options, Positive, option
 
 if TYPE_CHECKING:
@@ -73,16 +72,15 @@ def read(path: Path) -> Policy | None:
     """Read a site's policy; None where it has none."""
     if not path.exists():
         return None
+    found = read_toml(path, "policy", "mend it: without it this site signs nothing", _LONGEST)
     try:
-        return Policy.model_validate(tomllib.loads(read_bytes(path, _LONGEST).decode()))
+        return Policy.model_validate(found)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"]))
         raise Refused(
             f"{path}: {key} = {first['input']!r}: {first['msg']}", f"known keys: {', '.join(Policy.model_fields)}"
         ) from error
-    except (ValueError, RecursionError, OSError) as error:
-        raise Refused(f"{path} is not TOML: {error}", "mend it: without it this site signs nothing") from error
 
 
 def refuse_spending(

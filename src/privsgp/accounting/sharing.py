@@ -1,4 +1,4 @@
-"""Searching for shared noise: `privsgp account` and `calibrate`, plans, and the noise that a run proposes.
+"""Searching for shared noise: plans, and the noise that a run proposes.
 
 Nothing here promises anything. A run counts what the noise found is worth by `pairwise.PairwiseCovariance.effective`,
 and refuses noise that is worth less than a node needs.
@@ -29,24 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sharing:
-    """Nodes that are all alike and share noise: what `calibrate` and `account` ask about."""
+    """Nodes that are all alike and share noise: what a plan asks about."""
 
     graph: NoiseGraph
     honest: int
-
-    @classmethod
-    def among(cls, nodes: int, honest: int | None) -> Sharing:
-        """Take three quarters of the nodes as honest, at least two, where nothing is said."""
-        return cls(NoiseGraph(nodes), max(2, math.ceil(0.75 * nodes)) if honest is None else honest)
-
-    def given(self, own: float | None, pair: float | None) -> PairwiseCovariance:
-        """Return the noise of these standard deviations."""
-        if own is None or pair is None:
-            raise Refused("--noise pairwise without --own-sigma and --pair-sigma", "give both")
-        if not (0 < own < math.inf and 0 <= pair < math.inf):
-            raise Refused(f"--own-sigma {own:g} with --pair-sigma {pair:g}", "a node needs noise of its own, above 0")
-        refuse_impossible(self.graph, self.honest, 2.0)
-        return PairwiseCovariance(self.graph, (own**2,) * self.graph.nodes, pair**2)
 
     def solved(self, sigma: float, ratio: float) -> PairwiseCovariance:
         """Return the noise that is worth σ."""

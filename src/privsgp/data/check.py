@@ -47,13 +47,12 @@ class Checked(NamedTuple):
     rows_of_persons: Sequence[int] = ()
 
 
-def check(path: Path, schema: Schema, *, labelled: bool = True, person: str | None = None) -> Checked:
+def check(path: Path, schema: Schema, *, person: str | None = None) -> Checked:
     """Return all problems of a site's table, those that training refuses first.
 
     Args:
         path: The site's table.
         schema: The schema that all sites share.
-        labelled: Whether the table has to have the target.
         person: The column that says whose row it is, if a sample is a person.
 
     Raises:
@@ -70,14 +69,13 @@ def check(path: Path, schema: Schema, *, labelled: bool = True, person: str | No
             refused.append(Problem(refusal.what, refusal.remedy, refused=True))
             return None
 
-    if labelled:
-        tried(tables.refuse_drafted)
-    tried(tables.refuse_absent, labelled=labelled)
+    tried(tables.refuse_drafted)
+    tried(tables.refuse_absent, labelled=True)
     tried(tables.refuse_unknown)
     found = {name: tried(tables.encode_column, name) for name in schema.encoded if name in there}
     whose = None if person is None else tried(tables.whose, PersonOptions(person=person))
     target = schema.target.column
-    y = tried(tables.encode_target) if labelled and target in there else None
+    y = tried(tables.encode_target) if target in there else None
     counts = {name: one[1] for name, one in (*found.items(), (target, y)) if one is not None}
     odd = [*_counted(table, schema, counts), *_named(raw, schema, path, person)]
     rows = [] if whose is None else list(Counter(whose.names).values())

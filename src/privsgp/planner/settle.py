@@ -21,7 +21,8 @@ from privsgp.data.same_records import in_common
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
-from privsgp.outside import Above0, From1, between, keys
+from privsgp.options import Positive
+from privsgp.outside import From1, between, keys
 from privsgp.planner import record, stand_in
 from privsgp.planner.choose import LENGTHS, best, best_batch, best_clip, methods, planner
 from privsgp.planner.noise import Method, Network
@@ -272,9 +273,9 @@ def _kind(auto: Sequence[str]) -> type[Options]:
     """
     known = {
         "name": Annotated[str, Field(pattern=f"^({'|'.join(PLANNED)})$")],
-        "batch": Above0,
+        "batch": Positive,
         "steps": From1,
-        "step_size": Above0,
+        "step_size": Positive,
         "weights": Literal["equal", "noise"],
         "clip": between(2.0**-60, 2.0**60, float),
     }

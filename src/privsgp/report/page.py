@@ -69,6 +69,7 @@ def page(view: RunView) -> str:
         held_out=_held_out(view.folder),
         sites=_sites(view),
         signed=signed,
+        all_signed=signed is not None and all(signed.signed),
         whose=(view.summary.get("site") or {}).get("name"),
         agreed=None if signed is None else _agreed(view, signed),
         plan=plan,
@@ -107,14 +108,16 @@ def _sites(view: RunView) -> Markup:
 
 def _agreed(view: RunView, signed: Signed) -> Markup:
     site = view.summary.get("site") or {}
-    newest = [one.get("newest") for one in site.get("roster", [])] or [None] * len(signed.signatories)
+    newest = [one.get("newest") for one in site.get("roster", [])] or [None] * len(signed.signed)
     head = ["site", "fingerprint", "signature", "records", "ε", "δ", "σ", "last message to this site"]
     rows = []
-    for i, (one, step) in enumerate(zip(signed.signatories, newest, strict=False)):
-        heard = ("none" if step is None else f"step {step:,}") + ("; left for good" if one.left else "")
+    study = signed.study
+    for i, (card, step) in enumerate(zip(study.roster, newest, strict=False)):
+        heard = ("none" if step is None else f"step {step:,}") + ("; left for good" if signed.left[i] else "")
+        epsilon = study.epsilon[i]
         rows.append([
-            one.name, one.fingerprint, "right" if one.signed else "missing or wrong", f"{one.samples:,}",
-            "–" if one.epsilon is None else up(one.epsilon), up(one.delta), number(one.sigma),
+            card.name, card.fingerprint, "right" if signed.signed[i] else "missing or wrong", f"{study.samples[i]:,}",
+            "–" if epsilon is None else up(epsilon), up(study.delta[i]), number(study.sigma[i]),
             "this site" if i == site.get("node") else heard,
         ])  # fmt: skip
     return table(head, rows)

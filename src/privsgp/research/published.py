@@ -40,19 +40,6 @@ def sigma(
     return _PRODUCTS[algorithm](mechanism, steps, delta, c2) / epsilon
 
 
-def epsilon(mechanism: Mechanism, steps: int, delta: float, c2: float = C2, algorithm: str = "privsgp-vr") -> float:
-    """Return the nominal ε at which the formula asks for the mechanism's noise, `math.inf` without noise.
-
-    Guarantee: none.
-    Assumes: as `sigma`.
-    """
-    _check(mechanism, steps, delta, c2, algorithm)
-    if algorithm == "dp-sgd":
-        return _moments(mechanism, steps, delta)
-    product = _PRODUCTS[algorithm](mechanism, steps, delta, c2)
-    return product / mechanism.sigma if mechanism.sigma else math.inf
-
-
 def _check(mechanism: Mechanism, steps: int, delta: float, c2: float, algorithm: str) -> None:
     if algorithm not in NAMES or not isinstance(mechanism, SampledMean | Saga):
         raise Refused(

@@ -12,7 +12,8 @@ from pydantic import Field
 from privsgp import metrics
 from privsgp.accounting.statements import by_sites
 from privsgp.files import finite
-from privsgp.outside import Number, Real, Whole, keys
+from privsgp.options import NotNegative
+from privsgp.outside import Number, Whole, keys
 
 if TYPE_CHECKING:
     from privsgp.engine.spec import RunSpec
@@ -28,8 +29,8 @@ _EVALUATED = (
 _MEASURED = (*_EVALUATED, "virtual_seconds", "seconds", "steps_per_second")
 SEEN = keys(
     **dict.fromkeys((*_EVALUATED, "steps_per_second"), Number | None),
-    virtual_seconds=Real,
-    seconds=Real,
+    virtual_seconds=NotNegative,
+    seconds=NotNegative,
     # Of the final model on test data. Pictures, lists and the user's own metrics stay in the first one's folder.
     scores=dict[str, Number],
     guess=dict[str, Number],

@@ -22,7 +22,8 @@ from privsgp.engine.trainer import Outcome, Trainer
 from privsgp.errors import Refused, Stopped
 from privsgp.files import finite, write, write_json
 from privsgp.gradients import Layout
-from privsgp.outside import Hash, Real
+from privsgp.options import NotNegative
+from privsgp.outside import Hash
 from privsgp.runs import booked, views
 from privsgp.runs import card as cards
 from privsgp.runs import config as configs
@@ -279,7 +280,7 @@ def _finish(
         save_model(folder.node(i), layout, z, spec.card)
     p, private = spec.protection, spec.algorithm.private
     own = [finite(p.epsilon(i, outcome.releases[i])) if private else None for i in spec.here]
-    spent = world.all_gather_nodes(own, Real | None, spec.nodes)
+    spent = world.all_gather_nodes(own, NotNegative | None, spec.nodes)
     mine = seen(spec, outcome) if world.rank == 0 else None
     told = world.all_gather_each(mine, [SEEN, *[None] * (world.size - 1)])[0]
     here = {i for rank, block in enumerate(blocks(spec.nodes, world.size)) if rank in beside for i in block}

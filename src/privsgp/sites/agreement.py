@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from privsgp import __version__, devices, features
+from privsgp.accounting.book import Total
+from privsgp.accounting.policy import refuse_spending, refused
 from privsgp.data.dataset import PersonRows
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
-from privsgp.files import parsed
 from privsgp.gradients import Layout
 from privsgp.graph.assumptions import HORIZON
 from privsgp.runs import config as configs
@@ -27,8 +28,8 @@ from privsgp.runs.budgets import per_node, with_scale
 from privsgp.runs.build import build_run
 from privsgp.runs.problem import assembled, first_model, weights_digest
 from privsgp.runs.resolve import make_graph, resolve
-from privsgp.sites.canonical import canonical, digest
-from privsgp.sites.study import FORMAT, VERSION, Study, StudyFile, text_of
+from privsgp.sites.canonical import digest
+from privsgp.sites.study import FORMAT, VERSION, Study, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from privsgp.accounting.policy import Policy
     from privsgp.data import Dataset
     from privsgp.engine.spec import RunSpec
     from privsgp.graph import Graph
@@ -55,7 +57,7 @@ class Agreement(Study):
     """A study that was read and is consistent in itself."""
 
     @classmethod
-    def of(cls, values: dict[str, Any], where: str) -> Self:
+    def of(cls, values: object, where: str) -> Self:
         """Return the agreement that these values are."""
         agreement = super().of(values, where)
         _refuse(agreement._faults(), f"{where}: ")
@@ -64,26 +66,31 @@ class Agreement(Study):
     @cached_property
     def config(self) -> Config:
         """The configuration that all sites share."""
-        return configs.parse(self.values["config"])
+        return configs.parse(self.settings)
 
     def _faults(self) -> Iterator[Fault]:
         """Yield what does not hold together in the values, one after the other: a later one may need an earlier one."""
-        v, c, n, ask = self.values, self.config, self.config.data.nodes, "ask for a study that `propose` wrote"
-        yield c.shared() != v["config"], "its configuration is not written out in full", ask
+        c, n, ask = self.config, self.config.data.nodes, "ask for a study that `propose` wrote"
+        yield c.shared() != self.settings, "its configuration is not written out in full", ask
         for key in ("roster", "samples", "epsilon", "delta", "sigma"):
-            yield len(v[key]) != n, f"{key} has {len(v[key])} entries for {n} nodes", "give one per site"
+            count = len(getattr(self, key))
+            yield count != n, f"{key} has {count} entries for {n} nodes", "give one per site"
         names, identities = [card.name for card in self.roster], {card.identity for card in self.roster}
         twice = len(set(names)) < n or len(identities) < n
         yield twice, f"two of the sites {names} have the same name or identity", "each site has its own card"
-        is_other = c.data.sizes != v["samples"] or c.algorithm.steps != v["steps"]
+        is_other = c.data.sizes != self.samples or c.algorithm.steps != self.steps
         yield is_other, "J_i or K differ from its configuration", ask
         order = "give --site in the order of data.sites, or leave data.sites out"
         yield c.data.sites not in (None, names), f"data.sites = {c.data.sites}, and the cards are of {names}", order
         for key, value in _budgets(c).items():  # the policy is asked about those that are shown
             remedy = "do not sign it, and ask the proposer how it came about"
-            yield value != v[key], f"{key} is {v[key]}, and its configuration says {value}", remedy
-        shared = v["shared_noise"]
-        is_other = (shared is not None) != c.pairwise or (shared is not None and len(shared["own"]) != n)
+            yield (
+                value != getattr(self, key),
+                f"{key} is {getattr(self, key)}, and its configuration says {value}",
+                remedy,
+            )
+        shared = self.shared_noise
+        is_other = (shared is not None) != c.pairwise or (shared is not None and len(shared.own) != n)
         yield is_other, "shared_noise is not of its configuration", ask
         yield from _algorithm_faults(c)
         yield from self._limit_faults()
@@ -100,8 +107,9 @@ class Agreement(Study):
             what = f"{self.roster[link[0]].name} sends to {self.roster[link[1]].name}, and neither can be dialled"
             remedy = "give one of them an --address, name a --relay, or take a graph without this link"
             yield self.is_relayed(link) and self.relay is None, what, remedy
-        is_closed = self.relay is not None and self.relay.address is None
-        yield is_closed, f"{self.values['relay']} as a relay, which nobody can dial", "a relay needs an --address"
+        if self.relay is not None:
+            what = f"{self.relay.name} as a relay, which nobody can dial"
+            yield self.relay.address is None, what, "a relay needs an --address"
 
     def share(self, k: int, link: tuple[int, int]) -> float:
         """Return the share that a link carries at step k."""
@@ -129,9 +137,9 @@ class Agreement(Study):
         """
         if not self.config.private:
             return None
-        c, shared, sigma = self.config, self.values["shared_noise"], max(self.values["sigma"])
+        c, shared, sigma = self.config, self.shared_noise, max(self.sigma)
         if shared is not None:
-            sigma = math.sqrt(max(shared["own"]) + (len(self.roster) - 1) * shared["pair"])
+            sigma = math.sqrt(max(shared.own) + (len(self.roster) - 1) * shared.pair)
         return float(c.step_size * (c.privacy.clip + sigma * math.sqrt(self.weights)))
 
     @property
@@ -164,29 +172,53 @@ class Agreement(Study):
 
         Guarantee: mechanism, σ and allowance of the node are calibrated here, from its own number of samples.
         """
-        rows, v = np.arange(len(dataset.y)), self.values
-        J = dataset.samples(rows)
-        agreed, shape = v["samples"][node], _shape(dataset)
+        rows = np.arange(len(dataset.y))
+        J, agreed, shape = dataset.samples(rows), self.samples[node], _shape(dataset)
         remedy = "J is public and counted with: propose a new agreement, with the number that is true"
         _refuse([(agreed != J, f"the data has {J} samples, and {self.name} says {agreed}", remedy)])
-        what = f"the data is like {shape}, and {self.name} says {v['sample']}"
-        _refuse([(shape != v["sample"], what, "bring data like that")])
+        what = f"the data is like {shape}, and {self.name} says {self.sample.model_dump()}"
+        _refuse([(shape != self.sample.model_dump(), what, "bring data like that")])
         self._refuse_size(node)
         config = self.config.with_section("engine", device=device)
-        problem = assembled(config, dataset, [rows], range(node, node + 1), self.values["samples"])
+        problem = assembled(config, dataset, [rows], range(node, node + 1), self.samples)
         spec = build_run(resolve(config, problem.encoded(chosen_device(device))), agreed=self.values["shared_noise"])
         self._refuse_other(spec, problem.encoder)
         return spec
+
+    def refuse_policy(self, policy: Policy, node: int) -> None:
+        """Refuse to let a node's site sign, where its policy does not allow this, whatever its records have spent."""
+        seeded = self.config.seed is not None
+        if seeded and not policy.allows_seeds:
+            raise refused(f"simulation is not true, and the agreement has the seed {self.config.seed}: no ε holds")
+        if not seeded:
+            refuse_spending(
+                policy, epsilon=self.epsilon[node], delta=self.delta[node], relation=self.config.privacy.relation,
+                samples=self.samples[node], before=Total(0.0, 0.0),
+            )  # fmt: skip
+        if policy.weights is not None and self.weights > policy.weights:
+            raise refused(f"weights = {policy.weights:,}, and the agreement's model has {self.weights:,}")
+        if policy.algorithms is not None and self.algorithm not in policy.algorithms:
+            raise refused(f"algorithms = {policy.algorithms}, and the agreement's is {self.algorithm!r}")
+        if policy.fewest is not None and self.limits.fewest < policy.fewest:
+            raise refused(f"fewest = {policy.fewest}, and the agreement goes on with {self.limits.fewest} sites")
+        if policy.most_honest is not None and (self.honest or 1) > policy.most_honest:
+            raise refused(
+                f"honest = {policy.most_honest}, and ε of the agreement holds if {self.honest} of "
+                f"{len(self.roster)} sites are honest"
+            )
+        for other, card in enumerate(self.roster) if policy.peers is not None else ():
+            if other != node and card.fingerprint not in (policy.peers or ()):
+                raise refused(f"peers does not name {card.fingerprint} ({card.name})")
 
     def _refuse_size(self, node: int) -> None:
         """Refuse a model of another size than was agreed on, or too large for this machine, before it takes memory.
 
         Guarantee: the policy was asked about the size that the model has.
         """
-        sample = self.values["sample"]
+        sample = self.sample
         try:
-            shapes = tuple(sample["shape"]), tuple(sample["target"])
-            model, _ = first_model(self.config, *shapes, sample["classes"], device="meta")
+            shapes = tuple(sample.shape), tuple(sample.target)
+            model, _ = first_model(self.config, *shapes, sample.classes, device="meta")
             weights: int | str = sum(value.numel() for value in model.parameters())
         except (RuntimeError, OverflowError, TypeError, MemoryError):
             weights = "more than can be counted"
@@ -209,7 +241,7 @@ class Agreement(Study):
         for key, value in own.items():
             what = f"{self.name}: the {names[key]} comes out differently here"
             _refuse([(value != self.values[key], what, remedy)])
-        for i, (m, sigma) in enumerate(zip(spec.protection.mechanisms, self.values["sigma"], strict=True)):
+        for i, (m, sigma) in enumerate(zip(spec.protection.mechanisms, self.sigma, strict=True)):
             is_other = abs(m.sigma - sigma) > _CLOSE * max(m.sigma, sigma)
             what = f"{self.name}: sigma of {self.roster[i].name} is {sigma:g}, and its budget needs {m.sigma:g}"
             _refuse([(is_other, what, "nothing was signed: ask the proposer how it came about")])
@@ -255,7 +287,7 @@ def propose(
         **_budgets(config), **_noise(config, dataset),
         "limits": limits.model_dump(), "relay": None if relay is None else relay.values,
     }  # fmt: skip
-    return Agreement.of(parsed(canonical(values), StudyFile, name), name)
+    return Agreement.of(values, name)
 
 
 def refuse_counted(config: Config, file: Path, dataset: Dataset) -> None:

@@ -81,11 +81,11 @@ def _policy(site: Site, agreement: Agreement) -> str:
 
 
 def _clock(_site: Site, agreement: Agreement) -> str:
-    now, created = dt.datetime.now(dt.UTC), dt.datetime.fromisoformat(agreement.values["created"])
+    now, created = dt.datetime.now(dt.UTC), dt.datetime.fromisoformat(agreement.created)
     if now < created - dt.timedelta(hours=1):
         raise Refused(f"it is {now:%Y-%m-%d %H:%M} here, before the study was made ({created})", "set the clock")
     agreement.refuse_expired(now)
-    return f"{now:%Y-%m-%d %H:%M} UTC; join until {agreement.values['expires']}"
+    return f"{now:%Y-%m-%d %H:%M} UTC; join until {agreement.expires}"
 
 
 def _certificate(site: Site, _agreement: Agreement) -> str:
@@ -98,15 +98,10 @@ def _certificate(site: Site, _agreement: Agreement) -> str:
 
 def _left_keys(runs: set[Path]) -> list[Finding]:
     """List the keys for shared noise of runs that nobody continues at the moment."""
-    found = []
-    for run in sorted(runs):
-        key = run / "private" / "pair.key"
-        with contextlib.suppress(Refused, OSError):  # the run is in use: it needs its key
-            if key.exists():
-                with Folder(run).locked():
-                    text = f"{key} is left from a run that has stopped: continue the run, or `privsgp leave` deletes it"
-                    found.append(Finding("key left", fine=True, text=text))
-    return found
+    keys = [run / "private" / "pair.key" for run in sorted(runs) if (run / "private" / "pair.key").exists()]
+    text = "is left from a run that has stopped: continue the run, or `privsgp leave` deletes it"
+    left = [key for key in keys if not _in_use(key.parent.parent)]  # a run that is in use needs its key
+    return [Finding("key left", fine=True, text=f"{key} {text}") for key in left]
 
 
 def _port(site: Site, agreement: Agreement) -> str:
@@ -118,9 +113,8 @@ def _port(site: Site, agreement: Agreement) -> str:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return f"can listen at {site.listen}; others dial {site.card.address}"
     except OSError as error:
-        for run in (run for run in _runs(agreement) if Folder(run).run == agreement.run):
-            if _in_use(run):
-                return f"{site.listen} is used by the process of this run"
+        if any(Folder(run).run == agreement.run and _in_use(run) for run in _runs(agreement)):
+            return f"{site.listen} is used by the process of this run"
         raise Refused(f"cannot listen at {site.listen}: {error.strerror}", "is another run on?") from error
 
 
@@ -128,7 +122,7 @@ def _in_use(run: Path) -> bool:
     try:
         with Folder(run).locked():
             return False
-    except Refused:
+    except (Refused, OSError):
         return True
 
 

@@ -30,8 +30,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pydantic import Field
 
 from privsgp.errors import Refused
-from privsgp.files import parsed, read_bytes, replace, write_private
+from privsgp.files import loaded, read_bytes, replace, shaped, write_private
 from privsgp.options import Options
+from privsgp.outside import Hash, Signature
 from privsgp.sites.canonical import canonical
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ _PROXY = re.compile(r"http://[^\s/]+:\d{1,5}/?")
 _DAY = dt.timedelta(days=1)
 _AUTHORITY_DAYS, _TLS_DAYS = 3650, 90
 _FILES = ("identity.key", "authority.key", "exchange.key", "tls.key")  # private
-Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Card(Options):
@@ -54,11 +54,11 @@ class Card(Options):
     format: str
     version: int
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
-    identity: Hex
-    exchange: Hex
+    identity: Hash
+    exchange: Hash
     authority: Annotated[str, Field(max_length=4096)]  # the certificate of the site's own authority, in PEM
     address: Annotated[str, Field(max_length=300)] | None  # HOST:PORT, None where the site only dials out
-    endorsement: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+    endorsement: Signature
 
     @classmethod
     def read(cls, path: Path) -> Card:
@@ -67,31 +67,27 @@ class Card(Options):
             text = read_bytes(path, _LONGEST)
         except OSError as error:
             raise Refused(f"cannot read the card {path}: {error.strerror}", "name a NAME.card file") from error
-        return cls.of(parsed(text, Card, str(path)), str(path))
+        card = shaped(loaded(text, str(path)), Card, str(path))
+        card.refuse_forged(str(path))
+        return card
 
-    @classmethod
-    def of(cls, values: dict[str, Any], where: str) -> Card:
-        """Return the card that these values are, if its site endorsed all of them.
+    def refuse_forged(self, where: str) -> None:
+        """Refuse a card that its site did not endorse.
 
         Guarantee: name, address and keys are those that the holder of the identity key signed.
         """
-        card = cls.model_validate(values)
-        if (card.format, card.version) != (CARD, 1):
-            raise Refused(f"{where} is of format {card.format!r}", "ask the site for the file that `site card` writes")
-        if card.address is not None and not is_address(card.address):
+        if (self.format, self.version) != (CARD, 1):
+            raise Refused(f"{where} is of format {self.format!r}", "ask the site for the file that `site card` writes")
+        if self.address is not None and not is_address(self.address):
             raise Refused(
-                f"{where}: its address {card.address[:80]!r} is not HOST:PORT", "ask the site for its card again"
+                f"{where}: its address {self.address[:80]!r} is not HOST:PORT", "ask the site for its card again"
             )
-        try:
-            signed = canonical(card.model_dump(exclude={"endorsement"}))
-            card.verify(b"card", signed, bytes.fromhex(card.endorsement))
-            _authority(card)
-        except (InvalidSignature, ValueError) as error:
+        endorsed = canonical(self.model_dump(exclude={"endorsement"}))
+        if not (self.signed(b"card", endorsed, self.endorsement) and self._has_authority()):
             raise Refused(
-                f"{where}: its keys are not endorsed by the identity {card.fingerprint}",
+                f"{where}: its keys are not endorsed by the identity {self.fingerprint}",
                 "it was changed on the way: ask the site for its card again, and compare fingerprints by telephone",
-            ) from error
-        return card
+            )
 
     @property
     def values(self) -> dict[str, Any]:
@@ -113,15 +109,11 @@ class Card(Options):
         """The same, read."""
         return x509.load_pem_x509_certificate(self.authority_pem)
 
-    def verify(self, purpose: bytes, text: bytes, signature: bytes) -> None:
-        """Raise InvalidSignature unless the site signed this for this purpose."""
-        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.identity))
-        key.verify(signature, _to_sign(purpose, text))
-
     def signed(self, purpose: bytes, text: bytes, signature: str) -> bool:
         """Tell whether this, in hexadecimal digits, is the site's signature of a text for a purpose."""
         try:
-            self.verify(purpose, text, bytes.fromhex(signature))
+            key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.identity))
+            key.verify(bytes.fromhex(signature), _to_sign(purpose, text))
         except (InvalidSignature, ValueError):
             return False
         return True
@@ -135,21 +127,23 @@ class Card(Options):
         names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         return [name.value for name in names] == [self.name]
 
+    def _has_authority(self) -> bool:
+        """Tell whether the card's certificate is that of one P-256 authority with the site's name."""
+        try:
+            certificate = self.certificate
+        except ValueError:
+            return False
+        key, names = certificate.public_key(), certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        return (
+            self.authority_pem == _pem(certificate)  # what else it holds would be trusted too, or break the store
+            and isinstance(key, ec.EllipticCurvePublicKey)
+            and isinstance(key.curve, ec.SECP256R1)
+            and [name.value for name in names] == [f"{self.name} authority"]
+        )
+
     def write(self, path: Path) -> None:
         """Write the card file."""
         replace(path, lambda temporary: temporary.write_bytes(canonical(self.values) + b"\n"))
-
-
-def _authority(card: Card) -> None:
-    """Raise ValueError unless the card's certificate is a P-256 authority's of that name."""
-    names = card.certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    key = card.certificate.public_key()
-    if card.authority_pem != _pem(card.certificate):  # what else it holds would be trusted too, or break the store
-        raise ValueError("more than one certificate, or otherwise written")
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise ValueError("not a P-256 key")  # noqa: TRY004 - of a card, not of an argument
-    if [name.value for name in names] != [f"{card.name} authority"]:
-        raise ValueError("another name")
 
 
 def fingerprint(public: bytes) -> str:
@@ -233,17 +227,17 @@ class Site:
     @property
     def listen(self) -> str | None:
         """HOST:PORT to listen at; None for a site that only dials out."""
-        return None if self.card.address is None else str(self._settings["listen"])
+        return None if self.card.address is None else self._settings.listen
 
     @property
     def proxy(self) -> str | None:
         """The HTTP CONNECT proxy through which the site dials."""
-        found: str | None = self._settings["proxy"]
-        return found
+        return self._settings.proxy
 
     @cached_property
-    def _settings(self) -> dict[str, Any]:
-        return parsed(read_bytes(self.home / "site.json", _LONGEST), _SiteFile, str(self.home / "site.json"))
+    def _settings(self) -> _SiteFile:
+        path = self.home / "site.json"
+        return shaped(loaded(read_bytes(path, _LONGEST), str(path)), _SiteFile, str(path))
 
     def sign(self, purpose: bytes, text: bytes) -> bytes:
         """Sign a text for a purpose with the identity key."""

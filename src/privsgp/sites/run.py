@@ -21,7 +21,6 @@ import numpy as np
 from privsgp import data, models
 from privsgp.accounting import ledger
 from privsgp.accounting import policy as policies
-from privsgp.accounting.book import Total
 from privsgp.data.dataset import settle
 from privsgp.data.hashes import hashes_of
 from privsgp.data.loading import is_file, read_file, same_file, with_test
@@ -38,21 +37,17 @@ from privsgp.runs import card as cards
 from privsgp.runs.summary import seen
 from privsgp.runs.summary import summary as summarised
 from privsgp.runs.train import save_model, versions
-from privsgp.sites import status
+from privsgp.sites import signed, status
 from privsgp.sites.agreement import Agreement, refuse_counted
 from privsgp.sites.audit import Audit
 from privsgp.sites.identity import Site
-from privsgp.sites.metrics import served
-from privsgp.sites.metrics import text as metrics_text
 from privsgp.sites.net.causes import refuse_own_certificate
 from privsgp.sites.net.client import Client
 from privsgp.sites.net.relay import Relay
 from privsgp.sites.net.server import Server
-from privsgp.sites.policy import refuse_against
 from privsgp.sites.protocol.gossip import Goodbye, Gossip
 from privsgp.sites.protocol.mailbox import Inbox, Outbox, depth, wait_for
 from privsgp.sites.protocol.pairs import PairKeys, delete, needs_keys
-from privsgp.sites.signed import Signatures
 from privsgp.sites.store import Store
 from privsgp.sites.trainer import SiteTrainer
 from privsgp.sites.transport import Ended, SitesTransport
@@ -115,25 +110,25 @@ def wire(site: Site, agreement: Agreement, folder: Folder) -> Network:
     store = Store(agreement, node, private / "state.sqlite")
     inbox = Inbox(agreement, node, kept, store, changed, is_open=False)
     outbox = Outbox(kept, changed)
-    signatures = Signatures(folder.path, agreement)
     members = Gossip(
         agreement, node, store.begin(), agreement.sign(site), inbox,
         sign=lambda text: site.sign(b"progress", text).hex(),
         accuse=lambda i, of: audit.note(of.kind, agreement.roster[i].name, str(of), **of.evidence),
-        keep=signatures.write,
+        keep=lambda peers: signed.keep(folder.path, peers),
     )  # fmt: skip
     pairs = None
     if needs_keys(agreement):
         pairs = PairKeys(site, agreement, node, _pair_key(folder), members.pair_keys)
         pairs.open(begun=folder.checkpoint.exists())
         sync_names(private)
-    members.take_up(*signatures.read())
-    about = (site, agreement, node, inbox, outbox, members)
+    members.take_up(*signed.known(folder.path))
     leaving = _leaving(folder)
-    transport = SitesTransport(*about, private / "taken.jsonl", lambda: stopping.asked or leaving.exists())
+    transport = SitesTransport(
+        site, members, outbox, private / "taken.jsonl", lambda: stopping.asked or leaving.exists()
+    )
     relays = agreement.relay is not None and agreement.relay.identity == site.card.identity
-    server = Server(*about, audit, relay=Relay(changed) if relays else None)
-    client = Client(*about, audit)
+    server = Server(site, members, outbox, audit, relay=Relay(changed) if relays else None)
+    client = Client(site, members, outbox, audit)
     return Network(site, agreement, node, audit, members, inbox, outbox, server, client, transport, pairs, stopping)
 
 
@@ -154,7 +149,8 @@ def join(
         except Refused:
             delete(_pair_key(folder))  # of a process that signed in time, and waited for the others
             raise
-    check_policy(site, agreement)
+    if not check_policy(site, agreement):
+        say(f"note: there is no policy.toml in {site.home}: nothing but the agreement itself is checked")
     node = agreement.node(site)
     spec, records = _spec(agreement, file, test, node, device, lambda line: say(f"note, for this site alone: {line}"))
     with folder.locked():
@@ -165,14 +161,16 @@ def join(
         trainer = SiteTrainer(spec, folder, network.transport, network.stopping, watch, network.pairs)
         _take_up_links(folder, network.transport)
 
-        @functools.lru_cache(1)
-        def epsilon(releases: int) -> float:
-            return spec.protection.epsilon(node, releases)
+        epsilon = functools.lru_cache(1)(spec.protection.epsilon)
 
         def spent() -> float | None:
-            return epsilon(trainer.budget_guard.releases()[0]) if spec.algorithm.private else None
+            return epsilon(node, trainer.budget_guard.releases()[0]) if spec.algorithm.private else None
 
-        with network.opened(), status.kept(network, folder), served(metrics, lambda: metrics_text(network, spent())):
+        with (
+            network.opened(),
+            status.kept(network, folder),
+            status.served(metrics, lambda: status.metrics(network, spent())),
+        ):
             try:
                 _wait_for_signatures(network, say)
                 network.members.enter("training")
@@ -198,7 +196,7 @@ def _opened(study: Path, home: Path, out: Path | None) -> tuple[Site, Agreement,
     site, agreement = Site.open(home), Agreement.read(study)
     node = agreement.node(site)
     folder = Folder(out or agreement.default_folder, f"-{node}-{node}")
-    if folder.run == agreement.run and node in Signatures(folder.path, agreement).read()[1]:
+    if folder.run == agreement.run and node in signed.known(folder.path)[1]:
         delete(_pair_key(folder))
         raise Refused(f"{folder.path}: this site has left the run for good", "agree on a new one")
     return site, agreement, folder
@@ -211,7 +209,7 @@ def check_policy(site: Site, agreement: Agreement) -> bool:
     """
     policy = policies.read(site.home / "policy.toml")
     if policy is not None:
-        refuse_against(policy, agreement, agreement.node(site), Total(0.0, 0.0))
+        agreement.refuse_policy(policy, agreement.node(site))
     return policy is not None
 
 
@@ -267,7 +265,7 @@ def _spec(
 ) -> tuple[RunSpec, Records]:
     """Return the run of this site, and hashes of its records, which stay in the run's private folder."""
     config = agreement.config
-    dataset = bring(config, file, test, tell, classes=agreement.values["sample"]["classes"])
+    dataset = bring(config, file, test, tell, classes=agreement.sample.classes)
     spec = agreement.spec(dataset, node, device)
     place = hashlib.sha256(f"privsgp/layout/site/{file.resolve()}".encode()).hexdigest()
     public = spec.simulation or test is not None
@@ -447,7 +445,7 @@ def relay(
     if site.card.identity in [card.identity for card in agreement.roster]:
         raise Refused(f"{site.name} is a member of {agreement.name}", "its `privsgp join` relays too")
     members = Gossip(agreement, _NOBODY, 1, "")
-    server = Server(site, agreement, _NOBODY, members.inbox, Outbox(1), members, Audit(audit), relay=Relay())
+    server = Server(site, members, Outbox(1), Audit(audit), relay=Relay())
     server.start(site.listen or "")
     say(f"relaying at {site.listen}; Ctrl-C ends it. Messages are sealed: this machine cannot read them")
     try:

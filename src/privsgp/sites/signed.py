@@ -5,72 +5,63 @@ A run may be of an older release: what is checked here is what people signed, no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from privsgp.errors import Refused
-from privsgp.files import parsed, read_bytes, write_json
-from privsgp.outside import fault
-from privsgp.sites.canonical import digest
-from privsgp.sites.identity import Card
+from privsgp.files import loaded, read_bytes, write_json
+from privsgp.outside import Signature, fault
 from privsgp.sites.protocol.gossip import Goodbye
-from privsgp.sites.study import StudyFile
+from privsgp.sites.study import LONGEST, Study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from privsgp.sites.agreement import Agreement
     from privsgp.sites.protocol.peers import PeerTable
 
-_LONGEST = 2**24
-_PUBLIC = ("samples", "epsilon", "delta", "sigma")
-
-
-_Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+_NAME, _LONGEST = "signatures.json", 2**24
 
 
 class _One(BaseModel):
     name: str
     identity: str
-    signature: _Signature | None
+    signature: Signature | None
     left: Goodbye | None
     pair_key: str | None = None
 
 
 class _SignaturesFile(BaseModel):
+    """Each site's signature, its goodbye, and its key where noise is shared."""
+
     run: str
     sites: list[_One]
 
 
-class Signatures:
-    """signatures.json in a run folder: each site's signature, its goodbye, and its key where noise is shared."""
+def known(folder: Path) -> tuple[dict[int, str], dict[int, Goodbye], dict[int, str]]:
+    """Return the signatures, goodbyes and keys that earlier processes kept, by node; nothing of it is checked here."""
+    kept = dict(enumerate(_read(folder)))
+    return (
+        {i: one.signature for i, one in kept.items() if one.signature},
+        {i: one.left for i, one in kept.items() if one.left},
+        {i: one.pair_key for i, one in kept.items() if one.pair_key},
+    )
 
-    def __init__(self, folder: Path, agreement: Agreement) -> None:
-        self.path, self.agreement = folder / "signatures.json", agreement
 
-    def read(self) -> tuple[dict[int, str], dict[int, Goodbye], dict[int, str]]:
-        """Return what earlier processes kept, by node; nothing of it is checked here."""
-        kept = dict(enumerate(_read(self.path)))
-        return (
-            {i: one.signature for i, one in kept.items() if one.signature},
-            {i: one.left for i, one in kept.items() if one.left},
-            {i: one.pair_key for i, one in kept.items() if one.pair_key},
+def keep(folder: Path, peers: PeerTable) -> None:
+    """Write what a site knows of signatures, goodbyes and keys."""
+    sites = [
+        _One(
+            name=card.name, identity=card.identity, signature=peers.signatures.get(i), left=peers.left.get(i),
+            pair_key=peers.pair_keys.get(i),
         )
-
-    def write(self, peers: PeerTable) -> None:
-        """Keep what a site knows of signatures, goodbyes and keys."""
-        sites = [
-            {
-                "name": card.name, "identity": card.identity, "signature": peers.signatures.get(i),
-                "left": peers.left[i].model_dump() if i in peers.left else None, "pair_key": peers.pair_keys.get(i),
-            }
-            for i, card in enumerate(self.agreement.roster)
-        ]  # fmt: skip
-        write_json(self.path, {"run": self.agreement.run, "sites": sites})
+        for i, card in enumerate(peers.agreement.roster)
+    ]  # fmt: skip
+    write_json(folder / _NAME, _SignaturesFile(run=peers.agreement.run, sites=sites).model_dump())
 
 
-def _read(path: Path) -> list[_One]:
+def _read(folder: Path) -> list[_One]:
+    path = folder / _NAME
     try:
         return _SignaturesFile.model_validate_json(read_bytes(path, _LONGEST), strict=True).sites
     except FileNotFoundError:
@@ -79,67 +70,33 @@ def _read(path: Path) -> list[_One]:
         raise Refused(f"{path}: {fault(error)}", "it is damaged: restore it from a copy") from error
 
 
-class Signatory(NamedTuple):
-    """A site of the roster, what was agreed on of it, and what it signed."""
-
-    name: str
-    fingerprint: str
-    samples: int
-    epsilon: float | None
-    delta: float
-    sigma: float
-    signed: bool  # its signature of this agreement is there, and right
-    left: bool  # so is its goodbye
-
-
 class Signed(NamedTuple):
-    """An agreement and its signatures."""
+    """A study and its signatures."""
 
-    name: str
-    run: str  # the hash of the agreement
-    created: str
-    signatories: list[Signatory]
-
-    @property
-    def complete(self) -> bool:
-        """Whether all have signed."""
-        return all(one.signed for one in self.signatories)
+    study: Study
+    signed: list[bool]  # by node: its signature of this agreement is there, and right
+    left: list[bool]  # so is its goodbye
 
     @property
     def text(self) -> str:
         """Say it in a line."""
-        signed = [f"{one.name} {one.fingerprint}" for one in self.signatories if one.signed]
-        missing = [one.name for one in self.signatories if not one.signed]
+        each = list(zip(self.study.roster, self.signed, strict=True))
+        signed = [f"{card.name} {card.fingerprint}" for card, has_signed in each if has_signed]
+        missing = [card.name for card, has_signed in each if not has_signed]
         without = f"; no right signature of {', '.join(missing)}" if missing else ""
-        return f"agreement {self.run}, signed by {', '.join(signed) or 'nobody'}{without}"
-
-
-def is_between_sites(folder: Path) -> bool:
-    """Tell whether a folder is a site's, of a run between organisations."""
-    return (folder / "agreement.study").exists()
+        return f"agreement {self.study.run}, signed by {', '.join(signed) or 'nobody'}{without}"
 
 
 def read(folder: Path) -> Signed | None:
     """Return who agreed to the run in a folder; None where it is no run between sites."""
-    study = folder / "agreement.study"
-    if not is_between_sites(folder):
+    path = folder / "agreement.study"
+    if not path.exists():
         return None
-    values = parsed(read_bytes(study, _LONGEST), StudyFile, str(study))
-    if any(len(values[key]) != len(values["roster"]) for key in _PUBLIC):
-        raise Refused(f"{study} does not have one J, ε, δ and σ per site", "it is damaged: restore it from a copy")
-    run, found = digest(values), {one.identity: one for one in _read(folder / "signatures.json")}
-    roster = [Card.of(card, f"{study}, roster[{at}]") for at, card in enumerate(values["roster"])]
-    public = zip(*(values[key] for key in _PUBLIC), strict=True)
-    signatories = [
-        Signatory._make((card.name, card.fingerprint, *numbers, *_signed(card, run, found.get(card.identity))))
-        for card, numbers in zip(roster, public, strict=True)
-    ]
-    return Signed(values["name"], run, values["created"], signatories)
-
-
-def _signed(card: Card, run: str, kept: _One | None) -> tuple[bool, bool]:
-    """Tell whether a site signed the agreement, and whether it signed that it left."""
-    if kept is None:
-        return False, False
-    left = kept.left is not None and kept.left.is_of(card, run)
-    return card.signed(b"agreement", run.encode(), kept.signature or ""), left
+    study = Study.of_any_release(loaded(read_bytes(path, LONGEST), str(path)), str(path))
+    if any(len(values) != len(study.roster) for values in (study.samples, study.epsilon, study.delta, study.sigma)):
+        raise Refused(f"{path} does not have one J, ε, δ and σ per site", "it is damaged: restore it from a copy")
+    found = {one.identity: one for one in _read(folder)}
+    known = [(node, card, found.get(card.identity)) for node, card in enumerate(study.roster)]
+    signed = [one is not None and study.signed_by(node, one.signature or "") for node, _, one in known]
+    left = [one is not None and one.left is not None and one.left.is_of(card, study.run) for _, card, one in known]
+    return Signed(study, signed, left)

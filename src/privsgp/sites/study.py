@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -15,16 +14,17 @@ from pydantic import AfterValidator, Field
 
 from privsgp import __version__
 from privsgp.errors import Refused
-from privsgp.files import parsed, read_bytes, replace
+from privsgp.files import loaded, read_bytes, replace, shaped
 from privsgp.options import Count, Options, Positive, option
+from privsgp.outside import Hash
 from privsgp.sites.canonical import canonical, digest
-from privsgp.sites.identity import Card, Hex
+from privsgp.sites.identity import Card
 
 if TYPE_CHECKING:
     from privsgp.sites.identity import Site
 
 FORMAT, VERSION = "privsgp-study", 1
-_LONGEST = 2**22
+LONGEST = 2**22
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -64,8 +64,8 @@ class _Shape(Options):
 
 class _Model(Options):
     weights: Annotated[int, Field(ge=1, le=2**34)]
-    x0: Hex
-    features: Hex | None  # the map that samples go through first
+    x0: Hash
+    features: Hash | None  # the map that samples go through first
 
 
 class _Shared(Options):
@@ -75,8 +75,8 @@ class _Shared(Options):
     pair: _Variance
 
 
-class StudyFile(Options):
-    """The format of a *.study file."""
+class Study(Options):
+    """A study file that was read: values of the right shape, and cards that are real."""
 
     format: str
     version: int
@@ -84,36 +84,28 @@ class StudyFile(Options):
     name: Annotated[str, Field(pattern=r"^\w[\w.-]{0,63}$")]
     created: _Time
     expires: _Time
-    config: dict[str, Any]
+    settings: dict[str, Any] = Field(alias="config")
     roster: Annotated[list[Card], Field(min_length=2, max_length=1024)]
-    graph: Hex
+    graph_hash: Hash = Field(alias="graph")
     sample: _Shape
     model: _Model
     steps: Annotated[int, Field(ge=1)]
     samples: list[Annotated[int, Field(ge=1)]]
-    epsilon: list[float | None]
+    epsilon: list[float | None]  # None where noise is fixed by hand, or there is none
     delta: list[float]
     sigma: list[float]
     shared_noise: _Shared | None
     limits: Limits
-    relay: Card | None
-
-
-@dataclass(frozen=True)
-class Study:
-    """A study that was read: values of the right shape, and cards that are real."""
-
-    values: dict[str, Any]
-    roster: tuple[Card, ...]
+    relay: Card | None  # carries messages between sites that cannot be dialled: a member, or another site
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a study file; refuse one that no proposer of this release can have written."""
         try:
-            text = read_bytes(path, _LONGEST)
+            text = read_bytes(path, LONGEST)
         except OSError as error:
             raise Refused(f"cannot read {path}: {error.strerror}", "name a *.study file") from error
-        values = parsed(text, StudyFile, str(path))
+        values = loaded(text, str(path))
         if canonical(values) != text.rstrip(b"\n"):
             raise Refused(
                 f"{path} is not in canonical form", "use the file as it was proposed: its hash is the run's id"
@@ -121,30 +113,38 @@ class Study:
         return cls.of(values, str(path))
 
     @classmethod
-    def of(cls, values: dict[str, Any], where: str) -> Self:
-        """Return the study that these values are."""
+    def of(cls, values: object, where: str) -> Self:
+        """Return the study of this release that these values are."""
+        study = cls.of_any_release(values, where)
         for key, expected in (("format", FORMAT), ("version", VERSION), ("release", __version__)):
-            if values[key] != expected:
-                raise Refused(
-                    f"{where}: {key} = {values[key]!r}, and this is {expected!r}", "all sites need one release"
-                )
-        return cls(values, tuple(Card.of(card, f"{where}, roster[{at}]") for at, card in enumerate(values["roster"])))
+            if (found := getattr(study, key)) != expected:
+                raise Refused(f"{where}: {key} = {found!r}, and this is {expected!r}", "all sites need one release")
+        return study
+
+    @classmethod
+    def of_any_release(cls, values: object, where: str) -> Self:
+        """Return the study that these values are, of whichever release."""
+        study = shaped(values, cls, where)
+        for at, card in enumerate(study.roster):
+            card.refuse_forged(f"{where}, roster[{at}]")
+        if study.relay is not None:
+            study.relay.refuse_forged(f"{where}, relay")
+        return study
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """What is signed, as the file has it."""
+        return self.model_dump(by_alias=True, exclude_unset=True)  # an older release had fewer keys
 
     def is_relayed(self, link: tuple[int, int]) -> bool:
         """Tell whether neither end of a link can be dialled."""
         return all(self.roster[end].address is None for end in link)
 
-    @cached_property
-    def relay(self) -> Card | None:
-        """The relay between closed sites: a member, or another site."""
-        card = self.values["relay"]
-        return None if card is None else Card.of(card, f"{self.values['name']}, relay")
-
     @property
-    def trusted(self) -> tuple[Card, ...]:
+    def trusted(self) -> list[Card]:
         """The trusted certificates: those of the roster, and the relay's."""
         known = {card.identity for card in self.roster}
-        return self.roster if self.relay is None or self.relay.identity in known else (*self.roster, self.relay)
+        return self.roster if self.relay is None or self.relay.identity in known else [*self.roster, self.relay]
 
     def command(self, card: Card) -> str:
         """Return the command that has to run at the machine of a card: it is a member's, or that of a rented relay."""
@@ -156,34 +156,14 @@ class Study:
         return digest(self.values)
 
     @property
-    def name(self) -> str:
-        """Its name for people."""
-        return str(self.values["name"])
-
-    @property
     def weights(self) -> int:
         """d, the number of weights."""
-        return int(self.values["model"]["weights"])
+        return self.model.weights
 
     @property
     def message_bytes(self) -> int:
         """The exact length of a message's body: the running sums of x and w in float64."""
         return 8 * (self.weights + 1)
-
-    @property
-    def epsilon(self) -> list[float | None]:
-        """ε_i of each site; None where noise is fixed by hand, or there is none."""
-        return list(self.values["epsilon"])
-
-    @property
-    def delta(self) -> list[float]:
-        """δ_i of each site."""
-        return list(self.values["delta"])
-
-    @cached_property
-    def limits(self) -> Limits:
-        """The limits that sites agree on."""
-        return Limits.model_validate(self.values["limits"])
 
     def node(self, site: Site) -> int:
         """Return which node of the run this site is."""
@@ -199,8 +179,8 @@ class Study:
     def refuse_expired(self, now: dt.datetime | None = None) -> None:
         """Refuse to begin after the expiry."""
         now = now or dt.datetime.now(dt.UTC)
-        if now > _time(self.values["expires"]):
-            raise Refused(f"{self.name} has expired on {self.values['expires']}", "propose a new agreement")
+        if now > _time(self.expires):
+            raise Refused(f"{self.name} has expired on {self.expires}", "propose a new agreement")
 
     def sign(self, site: Site) -> str:
         """Return the site's signature."""

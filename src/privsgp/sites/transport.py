@@ -28,11 +28,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from privsgp.sites.agreement import Agreement
     from privsgp.sites.identity import Site
     from privsgp.sites.protocol.frames import Rejected
     from privsgp.sites.protocol.gossip import Gossip
-    from privsgp.sites.protocol.mailbox import Inbox, Outbox
+    from privsgp.sites.protocol.mailbox import Outbox
     from privsgp.transport.link import Sums
 
 _LOG = logging.getLogger(__name__)
@@ -50,18 +49,17 @@ class SitesTransport(Transport):
     local: ClassVar[bool] = False
 
     def __init__(
-        self, site: Site, agreement: Agreement, node: int, inbox: Inbox, outbox: Outbox, members: Gossip, log: Path,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> None:  # fmt: skip
-        self.site, self.agreement, self.node = site, agreement, node
-        self.inbox, self.outbox, self.members, self.log = inbox, outbox, members, log
-        self.graph, self.message_bytes = agreement.graph, agreement.message_bytes
-        self.outliers = Outliers(agreement, node)
-        self.targets = sorted(i for j, i in agreement.links if j == node)
-        self.sources = sorted(j for j, i in agreement.links if i == node)
+        self, site: Site, members: Gossip, outbox: Outbox, log: Path, stop: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.site, self.members, self.outbox, self.log = site, members, outbox, log
+        self.agreement, self.node, self.inbox = members.agreement, members.node, members.inbox
+        self.graph, self.message_bytes = self.agreement.graph, self.agreement.message_bytes
+        self.outliers = Outliers(self.agreement, self.node)
+        self.targets = sorted(i for j, i in self.agreement.links if j == self.node)
+        self.sources = sorted(j for j, i in self.agreement.links if i == self.node)
         # Running sums of each link: what was sent to each target, and what was taken from each source.
-        self.sums: list[Sums] = [np.zeros(agreement.weights + 1) for _ in self.targets]
-        self.arrived: list[Sums] = [np.zeros(agreement.weights + 1) for _ in self.sources]
+        self.sums: list[Sums] = [np.zeros(self.agreement.weights + 1) for _ in self.targets]
+        self.arrived: list[Sums] = [np.zeros(self.agreement.weights + 1) for _ in self.sources]
         self.newest = torch.full((len(self.sources),), -1)  # the step of the message that was taken last
         self.last = torch.full((len(self.targets),), -1)  # the step of each link's newest message
         self.kept = torch.ones(1, dtype=torch.float64)  # the share that the node kept of itself at the last step
@@ -144,10 +142,6 @@ class SitesTransport(Transport):
         for way, nodes, sums in (("sums", self.targets, self.sums), ("arrived", self.sources, self.arrived)):
             own |= {f"{way}.{node}": torch.from_numpy(one) for node, one in zip(nodes, sums, strict=True)}
         return own
-
-    def restart(self, x: Tensor, w: Tensor) -> None:
-        """Begin anew."""
-        del x, w
 
     def report(self) -> dict[str, Any]:
         """Return what happened."""

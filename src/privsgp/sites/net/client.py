@@ -32,12 +32,11 @@ from privsgp.sites.protocol.peers import RELAY
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from privsgp.sites.agreement import Agreement
     from privsgp.sites.audit import Audit
     from privsgp.sites.identity import Card, Site
     from privsgp.sites.protocol.frames import Frame
     from privsgp.sites.protocol.gossip import Gossip
-    from privsgp.sites.protocol.mailbox import Inbox, Outbox
+    from privsgp.sites.protocol.mailbox import Outbox
 
 BEAT = 1.0  # seconds between two hellos
 _FIRST, _LAST = 0.2, 15.0  # seconds between two attempts
@@ -51,7 +50,7 @@ class _Kept(Options):
 
 
 class _From(Options):
-    """Sender and step of a message, as the relay states them."""
+    """Sender and step of a message, as the peer states them."""
 
     source: Node
     step: Whole
@@ -73,39 +72,36 @@ def dialled(site: Site, card: Card) -> grpc.Channel:
 class Client:
     """A site's connections to those that can be dialled."""
 
-    def __init__(
-        self, site: Site, agreement: Agreement, node: int, inbox: Inbox, outbox: Outbox, members: Gossip, audit: Audit
-    ) -> None:
-        self.site, self.agreement, self.node = site, agreement, node
-        self.inbox, self.outbox, self.members, self.audit = inbox, outbox, members, audit
+    def __init__(self, site: Site, members: Gossip, outbox: Outbox, audit: Audit) -> None:
+        self.site, self.members, self.outbox, self.audit = site, members, outbox, audit
+        self.agreement, self.node, self.inbox = members.agreement, members.node, members.inbox
         self.ended = threading.Event()
         self.failures: dict[int, Cause] = {}  # why the last attempt to talk to a peer failed, if it has
         self._unusable: dict[int, int] = {}  # by source: the step of a relay's message that could not be used
         self._threads: list[threading.Thread] = []
         self._channels: set[grpc.Channel] = set()
-        self.seal, self.changed = Seal(site, agreement, node), members.changed
+        self.seal, self.changed = Seal(site, self.agreement, self.node), members.changed
 
     def start(self) -> None:
-        """Dial everybody who can be dialled."""
+        """Dial everybody who can be dialled, and the relay for links whose other end is as closed as this one."""
+        relay, links = self.agreement.relay, self.agreement.links
+        relayed = [link for link in links if self.node in link and self.agreement.is_relayed(link)]
+        sources = sorted(j for j, i in relayed if i == self.node)
         for peer, card in enumerate(self.agreement.roster):
             if peer == self.node or card.address is None:
                 continue
             self._spawn(peer, self._talk)
-            if self.site.card.address is None and (peer, self.node) in self.agreement.links:
-                self._spawn(peer, self._fetch)
-        self._start_relay()
-
-    def _start_relay(self) -> None:
-        """Use the relay for links whose other end is as closed as this one."""
-        links = [link for link in self.agreement.links if self.node in link and self.agreement.is_relayed(link)]
-        if self.agreement.relay is None or not links:
-            return
-        if self.agreement.relay.identity not in [card.identity for card in self.agreement.roster]:
-            self._spawn(RELAY, self._greet_relay)
-        if targets := sorted(i for j, i in links if j == self.node):
+            is_fetched = self.site.card.address is None and (peer, self.node) in links
+            if is_fetched and sources and relay is not None and card.identity == relay.identity:
+                sources.append(peer)  # one call asks for its messages and for those that it relays
+            elif is_fetched:
+                self._spawn(peer, partial(self._fetch, [peer]))
+        if sources:
+            self._spawn(RELAY, partial(self._fetch, sources))
+        if targets := sorted(i for j, i in relayed if j == self.node):
             self._spawn(RELAY, partial(self._drop, targets))
-        if sources := sorted(j for j, i in links if i == self.node):
-            self._spawn(RELAY, partial(self._collect, sources))
+        if relayed and relay is not None and self.agreement.command(relay) == "relay":
+            self._spawn(RELAY, self._greet_relay)
 
     def stop(self) -> None:
         """End all calls."""
@@ -202,30 +198,6 @@ class Client:
         self.failures.pop(RELAY, None)
         self.members.relayed(read_said(_Kept, answer, len(self.agreement.roster)).newest)
 
-    def _collect(self, sources: list[int], _peer: int, channel: grpc.Channel) -> None:
-        """Fetch the next message for this site from the relay."""
-        if not wait_for(self.changed, lambda: self.inbox.is_open and self.members.is_fresh(), BEAT):
-            return
-        have = {j: max(self.inbox.newest(j), self._unusable.get(j, -1)) for j in sources}
-        asked = {"run": self.agreement.run, "after": {j: step for j, step in have.items() if step >= 0}}
-        collect = channel.unary_stream(f"/{SERVICE}/Collect")
-        parts = iter(collect(canonical(asked), timeout=PULL + self.agreement.limits.transfer))
-        first = next(parts, None)
-        self.failures.pop(RELAY, None)
-        if first is None:
-            return
-        said = read_said(_From, first, len(self.agreement.roster))
-        if said.source not in sources:
-            raise Rejected("source", f"a sealed message of node {said.source}")
-        self._unusable[said.source] = said.step  # unless it is let in: one bad message must not hide those of others
-        sealed = collected(counted(self.inbox.bytes_from, said.source, parts), most(self.agreement))
-        frame = self.seal.open(said.source, sealed)
-        if not self.members.is_fresh():  # this process was suspended while it waited
-            del self._unusable[said.source]
-        elif self.inbox.is_news(frame.header, frame.signature):
-            del self._unusable[said.source]
-            self.inbox.put(frame)
-
     def _talk(self, peer: int, channel: grpc.Channel) -> None:
         """Say hello, then bring the peer what it does not have; for a beat."""
         hello, version = channel.unary_unary(f"/{SERVICE}/Hello"), self.members.version
@@ -254,19 +226,45 @@ class Client:
         self.members.look(said)
         self.members.took(peer, max(said.newest, frame.header.step), said.newest, asked)
 
-    def _is_met(self, peer: int) -> bool:
-        return self.members.others[peer].incarnation > 0 and self.inbox.is_open and self.members.is_fresh()
+    def _is_ready(self, sources: list[int]) -> bool:
+        """Tell whether messages may be fetched: a source that is dialled has been shown what this site has of it."""
+        own = [j for j in sources if not self.agreement.is_relayed((j, self.node))]
+        known = all(self.members.others[j].incarnation > 0 for j in own)
+        return known and self.inbox.is_open and self.members.is_fresh()
 
-    def _fetch(self, peer: int, channel: grpc.Channel) -> None:
-        """Fetch the next message from a peer, waiting for it there; first it is shown what this site has of it."""
-        if not wait_for(self.changed, lambda: self._is_met(peer), BEAT) or self.ended.is_set():
+    def _fetch(self, sources: list[int], peer: int, channel: grpc.Channel) -> None:
+        """Fetch the next message from a peer, its own or one that it relays, and wait for it there."""
+        if not wait_for(self.changed, lambda: self._is_ready(sources), BEAT) or self.ended.is_set():
             return
+        have = {j: max(self.inbox.newest(j), self._unusable.get(j, -1)) for j in sources}
+        asked = {"run": self.agreement.run, "after": {j: step for j, step in have.items() if step >= 0}}
         pull = channel.unary_stream(f"/{SERVICE}/Pull")
-        before = self.inbox.newest(peer)
-        request = canonical({"run": self.agreement.run, "after": before})
-        pieces = iter(pull(request, timeout=PULL + self.agreement.limits.transfer))
-        first = next(pieces, None)
-        if first is not None and self.members.is_fresh():  # again: this process may have been suspended meanwhile
-            self.inbox.receive(peer, first, pieces)
-        if self.inbox.newest(peer) == before:
+        parts = iter(pull(canonical(asked), timeout=PULL + self.agreement.limits.transfer))
+        first = next(parts, None)
+        if peer == RELAY:
+            self.failures.pop(RELAY, None)
+        if first is not None:
+            said = read_said(_From, first, len(self.agreement.roster))
+            if said.source not in sources:
+                raise Rejected("source", f"a message of node {said.source}")
+            self._take(said, parts)
+        if all(self.inbox.newest(j) <= step for j, step in have.items()):
             self.ended.wait(_FIRST)
+
+    def _take(self, said: _From, parts: Iterator[bytes]) -> None:
+        """Let a fetched message in, unless this process was suspended while it waited: then a copy may have continued.
+
+        A sealed message that cannot be used is not asked for again: it must not hide those of others.
+        """
+        if not self.agreement.is_relayed((said.source, self.node)):
+            if self.members.is_fresh():
+                self.inbox.receive(said.source, next(parts, b""), parts)
+            return
+        self._unusable[said.source] = said.step
+        sealed = collected(counted(self.inbox.bytes_from, said.source, parts), most(self.agreement))
+        frame = self.seal.open(said.source, sealed)
+        if not self.members.is_fresh():
+            del self._unusable[said.source]
+        elif self.inbox.is_news(frame.header, frame.signature):
+            del self._unusable[said.source]
+            self.inbox.put(frame)

@@ -9,7 +9,6 @@ ignore.
 from __future__ import annotations
 
 import os
-import struct
 import threading
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from privsgp.sites.identity import Site
 
 _NONCE = 12  # bytes, drawn: a site put back to an older copy would come to the same numbers with other bytes
-_HEAD = struct.Struct("<I")
 _ROOM = 2048  # bytes of a sealed message besides its body
 
 Link = tuple[int, int]
@@ -47,10 +45,8 @@ class Seal:
 
     def close(self, frame: Frame) -> bytes:
         """Seal a message for its target."""
-        head, link = next(frame.pieces()), (frame.header.source, frame.header.target)
-        nonce = os.urandom(_NONCE)
-        text = _HEAD.pack(len(head)) + head + bytes(frame.body)
-        return nonce + self._cipher(link).encrypt(nonce, text, self._about(link))
+        nonce, link = os.urandom(_NONCE), (frame.header.source, frame.header.target)
+        return nonce + self._cipher(link).encrypt(nonce, b"".join(frame.pieces()), self._about(link))
 
     def open(self, source: int, sealed: bytes | bytearray) -> Frame:
         """Open a message that a source has sealed for this site; whatever is none is rejected."""
@@ -60,14 +56,10 @@ class Seal:
             text = self._cipher(link).decrypt(nonce, bytes(sealed[_NONCE:]), self._about(link))
         except (InvalidTag, ValueError):
             raise Rejected("seal", "a sealed message that its sender did not seal, or that was changed") from None
-        if len(text) < _HEAD.size:
-            raise Rejected("seal", f"a sealed message of {len(text)} bytes")
-        size = _HEAD.size + _HEAD.unpack_from(text)[0]
-        header, signature = frames.opened(text[_HEAD.size : size])
+        head = max(0, len(text) - self.agreement.message_bytes)  # what is before the body, whose length was agreed on
+        header, signature = frames.opened(text[:head])
         frames.refuse_head(self.agreement, source, self.node, header, signature)
-        if len(body := memoryview(text)[size:]) != header.length:
-            raise Rejected("length", f"{len(body)} of {header.length} bytes")
-        return Frame(header, signature, body)
+        return Frame(header, signature, memoryview(text)[head:])
 
     def _cipher(self, link: Link) -> ChaCha20Poly1305:
         """Return the cipher of a link: each direction has a key of its own."""

@@ -1,10 +1,11 @@
 """The door of a site: gRPC with mutual TLS, raw bytes, and nobody in but the roster.
 
 Three calls: `Hello` (who is where), `Push` (a member brings its newest message), `Pull` (a member that nobody can dial
-fetches its own). The trust store is the roster: a certificate counts only if the authority in a member's card issued
-it, for that member. Each member has one stream of a kind; a new one ends the one before. Every call has an end, and a
-connection that does not speak TLS is closed after seconds. What is refused goes into the audit log; who has no
-certificate of the roster is turned away by TLS itself, which tells nobody.
+fetches the next for it). A relay has `Drop` too: a member leaves a sealed message for another. The trust store is the
+roster: a certificate counts only if the authority in a member's card issued it, for that member. Each member has one
+stream of a kind; a new one ends the one before. Every call has an end, and a connection that does not speak TLS is
+closed after seconds. What is refused goes into the audit log. A stranger without a certificate of the roster is turned
+away by TLS itself, which reports nothing.
 """
 
 from __future__ import annotations
@@ -34,12 +35,11 @@ from privsgp.sites.protocol.mailbox import counted, wait_for
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from privsgp.sites.agreement import Agreement
     from privsgp.sites.audit import Audit
     from privsgp.sites.identity import Site
     from privsgp.sites.net.relay import Relay
     from privsgp.sites.protocol.gossip import Gossip
-    from privsgp.sites.protocol.mailbox import Inbox, Outbox
+    from privsgp.sites.protocol.mailbox import Outbox
 
 SERVICE = "privsgp.Sites"
 HANDSHAKE = 5.0  # seconds for TLS
@@ -57,10 +57,10 @@ _MOMENT = 0.5  # seconds in which a connection that broke shows as such
 
 
 class _Wanted(Options):
-    """A member asks for the next message for it after a step."""
+    """A member asks for the next message for it; `after` has, by source, the step of the newest that it has."""
 
     run: Hash
-    after: Newest
+    after: dict[Node, Whole]
 
 
 class _Drop(Options):
@@ -71,14 +71,7 @@ class _Drop(Options):
     step: Newest
 
 
-class _Collect(Options):
-    """A member asks the relay for the next message for it, and tells what it has of each source."""
-
-    run: Hash
-    after: dict[Node, Whole]
-
-
-Asked = TypeVar("Asked", _Wanted, _Drop, _Collect)
+Asked = TypeVar("Asked", _Wanted, _Drop)
 
 
 class _Call:
@@ -99,23 +92,13 @@ class _Call:
 class Server:
     """A site's server during a run."""
 
-    def __init__(
-        self,
-        site: Site,
-        agreement: Agreement,
-        node: int,
-        inbox: Inbox,
-        outbox: Outbox,
-        members: Gossip,
-        audit: Audit,
-        relay: Relay | None = None,
-    ) -> None:
-        self.relay, self.changed = relay, members.changed
-        self.site, self.agreement, self.node = site, agreement, node
-        self.inbox, self.outbox, self.members, self.audit = inbox, outbox, members, audit
+    def __init__(self, site: Site, members: Gossip, outbox: Outbox, audit: Audit, relay: Relay | None = None) -> None:
+        self.site, self.members, self.outbox, self.audit, self.relay = site, members, outbox, audit, relay
+        self.agreement, self.node, self.inbox = members.agreement, members.node, members.inbox
+        self.changed = members.changed
         self.ended = threading.Event()
         self._open: dict[tuple[int, str], _Call] = {}
-        self._most = (3 if relay is None else 5) * len(agreement.roster) + 4  # calls: of each member one of a kind
+        self._most = (3 if relay is None else 4) * len(self.agreement.roster) + 4  # calls: of each member one of a kind
         self._server: grpc.Server | None = None
         self._failure = ""  # of the disk, that was logged last
 
@@ -145,14 +128,11 @@ class Server:
 
     def _handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         """Return the calls that are offered. All take streams: gRPC would wait for one message without an end."""
-        answers, streams = {"Hello": self._hello}, {}
-        if self.node >= 0:
-            answers["Push"], streams["Pull"] = self._push, self._pull
+        answers = {"Hello": self._hello} | ({"Push": self._push} if self.node >= 0 else {})
         if self.relay is not None:
-            answers["Drop"], streams["Collect"] = partial(self._drop, self.relay), partial(self._collect, self.relay)
-        return {name: grpc.stream_unary_rpc_method_handler(handler) for name, handler in answers.items()} | {
-            name: grpc.stream_stream_rpc_method_handler(handler) for name, handler in streams.items()
-        }
+            answers["Drop"] = partial(self._drop, self.relay)
+        unary = {name: grpc.stream_unary_rpc_method_handler(handler) for name, handler in answers.items()}
+        return unary | {"Pull": grpc.stream_stream_rpc_method_handler(self._pull)}
 
     def _connections(self) -> int:
         """Return how many connections may be open: anybody can open one, and the run's files need descriptors too.
@@ -197,13 +177,25 @@ class Server:
             return canonical(self.members.has_of(call.peer))
 
     def _pull(self, parts: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Hand a member the next message for it, once there is one."""
+        """Hand a member the next message for it, once there is one: first whose it is, and of which step."""
         with self._call("pull", context, self.agreement.limits.transfer + PULL) as call, self._border(call):
-            asked = self._asked(_Wanted, next(parts, b""))
-            self.members.heard(call.peer)
-            frame = self.outbox.wait(call.peer, asked.after, PULL, lambda: self._over(call))
-            if frame is not None and self.members.is_fresh():  # else a copy of this site may have continued
-                yield from counted(self.outbox.bytes_to, call.peer, frame.pieces())
+            peer, after = call.peer, self._asked(_Wanted, next(parts, b"")).after
+            self.members.heard(peer)
+            wait_for(self.changed, lambda: self._over(call) or self._next(peer, after) is not None, PULL)
+            source, step, pieces = self._next(peer, after) or (None, -1, None)
+            if pieces is not None and (
+                source != self.node or self.members.is_fresh()
+            ):  # else a copy may have continued
+                yield canonical({"source": source, "step": step})
+                yield from pieces
+
+    def _next(self, target: int, after: dict[int, int]) -> tuple[int, int, Iterator[bytes]] | None:
+        """Return the source, the step and the pieces of a message: this site's own, else one that it relays."""
+        if (frame := self.outbox.next(target, after.get(self.node, -1))) is not None:
+            return self.node, frame.header.step, counted(self.outbox.bytes_to, target, frame.pieces())
+        if self.relay is None or (kept := self.relay.next(target, after)) is None:
+            return None
+        return kept[0], kept[1], frames.in_pieces(kept[2])
 
     def _drop(self, kept: Relay, parts: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Keep a member's sealed message for another; say what is kept of it."""
@@ -219,15 +211,6 @@ class Server:
                 kept.put(link, asked.step, sealed)
             return canonical({"newest": kept.kept_of(call.peer)})
         raise AssertionError  # `_border` does not let what was rejected pass here
-
-    def _collect(self, kept: Relay, parts: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Hand a member the sealed message of another, once there is one: first whose it is."""
-        with self._call("collect", context, self.agreement.limits.transfer + PULL) as call, self._border(call):
-            peer, after = call.peer, self._asked(_Collect, next(parts, b"")).after
-            wait_for(self.changed, lambda: self._over(call) or kept.next(peer, after) is not None, PULL)
-            if (found := kept.next(peer, after)) is not None:
-                yield canonical({"source": found[0], "step": found[1]})
-                yield from frames.in_pieces(found[2])
 
     def _over(self, call: _Call) -> bool:
         return self.ended.is_set() or call.is_over

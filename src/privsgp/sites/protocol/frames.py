@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from cryptography.exceptions import InvalidSignature
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from privsgp.errors import InWords
@@ -139,10 +138,8 @@ def refuse_head(agreement: Agreement, peer: int, node: int, header: Header, sign
         raise Rejected("link", "a message over a link that the graph does not have")
     if header.step >= agreement.rounds:
         raise Rejected("step", f"step {header.step} of {agreement.rounds}")
-    try:
-        agreement.roster[peer].verify(b"message", header.text(), signature)
-    except InvalidSignature:
-        raise Rejected("signature", "a header that its sender did not sign") from None
+    if not agreement.roster[peer].signed(b"message", header.text(), signature.hex()):
+        raise Rejected("signature", "a header that its sender did not sign")
 
 
 def read_body(pieces: Iterator[bytes], length: int) -> memoryview:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo
 
 from privsgp.options import Options
-from privsgp.outside import MOST, From1, Hash, Whole, fault
+from privsgp.outside import MOST, From1, Hash, Signature, Whole, fault
 from privsgp.sites.canonical import canonical
 from privsgp.sites.protocol import pairs
 from privsgp.sites.protocol.frames import PIECE, Frame, Header, Rejected, refuse_head
@@ -38,23 +38,22 @@ def _on_roster(node: int, info: ValidationInfo) -> int:
 
 Node = Annotated[int, AfterValidator(_on_roster)]
 Newest = Annotated[int, Field(ge=-1, le=MOST)]  # a step, −1 where there is none yet
-_Signature = Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
 _Word = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
-_Progress = tuple[Whole, Newest, _Signature]  # steps made, the newest sent to a target, and the signature of both
+_Progress = tuple[Whole, Newest, Signature]  # steps made, the newest sent to a target, and the signature of both
 
 
 class Evidence(Options):
     """The header of a message, as its sender signed it."""
 
     header: Annotated[str, Field(pattern=r"^[\x20-\x7e]{2,1024}$")]
-    signature: _Signature
+    signature: Signature
 
 
 class Process(Options):
     """The number of a site's process in this run, as the site signed it."""
 
     incarnation: From1
-    signature: _Signature
+    signature: Signature
 
 
 class Yours(Options):
@@ -70,7 +69,7 @@ class Goodbye(Options):
     """A site leaves for good: the step of the last message that it took of each source, and its signature."""
 
     taken: dict[Node, Whole]
-    signature: _Signature
+    signature: Signature
 
     @classmethod
     def make(cls, site: Site, run: str, taken: dict[int, int]) -> Goodbye:
@@ -91,7 +90,7 @@ class Hello(Options):
 
     run: Hash
     incarnation: From1
-    process: _Signature | None  # of the incarnation
+    process: Signature | None  # of the incarnation
     word: _Word  # a new one in each hello: the listener's next hello has it
     step: Whole
     phase: Literal["signing", "training", "paused", "mixing", "finished", "left"]
@@ -99,7 +98,7 @@ class Hello(Options):
     sent: Newest  # the newest step that the speaker sent to the listener
     progress_signatures: dict[Node, _Progress]
     passed_on: dict[Node, _Progress]
-    signatures: dict[Node, _Signature]
+    signatures: dict[Node, Signature]
     left: dict[Node, Goodbye]
     heard: dict[Node, Annotated[float, Field(ge=0, le=LONG_AGO)]]
     yours: Yours
