@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 import runs
 from privsgp.algorithms import ALGORITHMS, Randomness, Settings
 from privsgp.algorithms.block import Block, Drawn
+from privsgp.engine.spec import Learning
 from privsgp.errors import Refused
 from privsgp.gradients import stack
 from privsgp.gradients.per_sample import Outer, PerSample, Plain, minus
@@ -125,7 +126,7 @@ def test_a_difference_clip_that_rounding_would_outdo_is_refused(tmp_path):
 
 
 def test_where_positions_may_cancel_the_least_difference_clip_is_larger(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "positions", lambda *_: 2)
+    monkeypatch.setattr(Learning, "places", property(lambda _self: 2))
     told = config.read(runs.small(tmp_path), ["algorithm.name=privsgp-vr", "algorithm.difference_clip=0.06"])
     with pytest.raises(Refused, match=r"take at least 0\.0625"):
         build.build_run(resolve(told, problems.load_problem(told)))

@@ -44,7 +44,6 @@ step_size = 1.0
 [engine]
 device = "cpu"
 [evaluation]
-share = 0.3
 epsilon = 2.0
 delta = 1e-4
 subgroups = ["sex"]
@@ -74,14 +73,16 @@ def train(place, *options):
     assert ran.code == 0, ran.err
 
 
-def evaluate(place, *options, file="run.toml"):
+def evaluate(place, *options, file="test-{site}.csv"):
     return runs.command("evaluate", place / "run", place / file, "--private", *options)
 
 
-def records(place, *, held_out):
-    config = configs.read(place / "run.toml")
-    whole = problem.unencoded(config, None, range(3))
-    one = whole.side(config.evaluation.share, held_out=held_out)
+SHARE = ("--set", "seed=1", "--set", "evaluation.share=0.3")
+
+
+def records(place, template="{site}.csv", *, share=None, held_out=False):
+    config = configs.read(place / "run.toml").with_section("data", path=str(place / template))
+    one = problem.unencoded(config, None, range(3)).side(share, held_out=held_out)
     return booked.records_of(one.hashes, one.dataset, one.parts)
 
 
@@ -96,17 +97,14 @@ def test_held_out_records_give_metrics_and_are_charged(place):
     assert accuracy["high"] > 0.7
     assert ("auc", "sex = F") in metrics
     summary = json.loads((place / "run" / "summary.json").read_text())
-    sizes = [one + two for one, two in zip(summary["samples"], found["held_out"], strict=True)]
-    assert sizes == [600] * 3
-    assert 0.2 < sum(found["held_out"]) / 1800 < 0.4
+    assert summary["samples"] == found["held_out"] == [600] * 3
     ledgers = statements(place / "run" / "evaluation-1")
     assert [one.releases for one in ledgers] == [1, 1, 1]
     assert all(1.98 < one.epsilon <= 2 for one in ledgers)
     trained = max(summary["epsilon_spent"])
-    # The unit is a record, and persons are not known: both budgets are charged to every record.
-    for side in (False, True):
-        spent = max(Book().spent_on(one.hashes, "zero-out").epsilon for one in records(place, held_out=side))
-        assert spent == float("inf") if not side else spent == pytest.approx(2)
+    for template, wanted in (("{site}.csv", float("inf")), ("test-{site}.csv", 2)):
+        spent = max(Book().spent_on(one.hashes, "zero-out").epsilon for one in records(place, template))
+        assert spent == pytest.approx(wanted)
     assert f"together with training ε = {up(trained + found['epsilon'])}, δ = 0.0002" in ran.err, ran.err
 
 
@@ -121,12 +119,12 @@ def test_the_report_shows_the_model_on_held_out_patients(place):
 
 
 def test_sides_are_those_of_the_records_at_every_site_and_in_every_run(place):
-    train_, test = records(place, held_out=False), records(place, held_out=True)
+    train_, test = records(place, share=0.3), records(place, share=0.3, held_out=True)
     rows = [set(one.hashes[:, 0].tolist()) for one in (*train_, *test)]
     assert not set.union(*rows[:3]) & set.union(*rows[3:])
     text = (place / "aachen.csv").read_text().splitlines()
     (place / "basel.csv").write_text("\n".join([text[0], *reversed(text[1:])]) + "\n")  # the same records elsewhere
-    moved = records(place, held_out=True)
+    moved = records(place, share=0.3, held_out=True)
     assert set(moved[0].hashes[:, 0].tolist()) == set(moved[1].hashes[:, 0].tolist())
 
 
@@ -136,9 +134,9 @@ def test_two_evaluations_are_two_releases(place):
     first, second = (json.loads(evaluate(place, "--json").out) for _ in range(2))
     values = [[one["value"] for one in found["metrics"]] for found in (first, second)]
     assert values[0] != values[1]
-    (held,) = {Book().spent_on(one.hashes, "zero-out").epsilon for one in records(place, held_out=True)}
-    (trained,) = {Book().spent_on(one.hashes, "zero-out").epsilon for one in records(place, held_out=False)}
-    assert (held, trained) == (pytest.approx(4), pytest.approx(5))
+    (held,) = {Book().spent_on(one.hashes, "zero-out").epsilon for one in records(place, "test-{site}.csv")}
+    (trained,) = {Book().spent_on(one.hashes, "zero-out").epsilon for one in records(place)}
+    assert (held, trained) == (pytest.approx(4), pytest.approx(1))
 
 
 def test_records_that_were_trained_on_are_refused(place):
@@ -158,10 +156,33 @@ def test_records_that_were_trained_on_are_refused(place):
 
 
 def test_another_share_than_in_training_is_refused(place):
-    train(place)
-    ran = evaluate(place, "--set", "evaluation.share=0.4")
+    train(place, *SHARE)
+    ran = evaluate(place, *SHARE, "--set", "evaluation.share=0.4", file="run.toml")
     assert ran.code == 2
     assert "another [data], seed or evaluation.share" in ran.err
+
+
+def test_a_private_run_with_a_share_is_refused(place):
+    """Its sizes would count the records with equal inputs, without noise."""
+    ran = runs.command("train", place / "run.toml", "--out", place / "run", "--set", "evaluation.share=0.3")
+    assert (ran.code, "evaluation.share = 0.3 without seed" in ran.err) == (2, True)
+
+
+def test_a_run_with_a_site_without_noise_is_refused(place):
+    train(place, "--set", "privacy.sigma=[0.0, 0.05, 0.05]")
+    ran = evaluate(place)
+    assert (ran.code, "trained without a finite" in ran.err) == (2, True)
+
+
+def test_the_policy_counts_a_record_that_several_nodes_have(place, monkeypatch):
+    monkeypatch.setenv("PRIVSGP_SITE", str(place / "site"))
+    (place / "site").mkdir()
+    train(place, "--set", "privacy.epsilon=1.0", "--set", "privacy.sigma=")
+    (place / "site" / "policy.toml").write_text("epsilon_total = 3.5\ndelta_run = 0.01\n")
+    assert evaluate(place).code == 0
+    write(place, "test-aachen", 300, np.random.default_rng(7))
+    (place / "test-basel.csv").write_text((place / "test-aachen.csv").read_text())
+    assert "policy.toml: epsilon_total" in evaluate(place).err
 
 
 @pytest.mark.parametrize("change", ['privacy.relation="replace-one"', "seed=3"])
@@ -181,7 +202,7 @@ def test_the_policy_bounds_training_and_evaluation_together(place, monkeypatch):
     monkeypatch.setenv("PRIVSGP_SITE", str(place / "site"))
     train(place, "--set", "privacy.epsilon=1.0", "--set", "privacy.sigma=")
     (place / "site").mkdir()
-    (place / "site" / "policy.toml").write_text("epsilon_total = 2.5\ndelta_run = 0.01\n")
+    (place / "site" / "policy.toml").write_text("epsilon_total = 1.5\ndelta_run = 0.01\n")
     ran = evaluate(place)
     assert (ran.code, "policy.toml: epsilon_total" in ran.err) == (2, True)
     assert not list((place / "run").glob("evaluation-*"))
@@ -207,10 +228,10 @@ def test_a_run_that_the_book_does_not_know_is_refused(place, monkeypatch):
 def test_sites_refuse_what_runs_in_one_process_only(place):
     from privsgp.sites.agreement import _algorithm_faults
 
-    config = configs.read(place / "run.toml")
+    config = configs.read(place / "run.toml", ["seed=1", "evaluation.share=0.3"])
     assert any(broken and "evaluation.share" in what for broken, what, _ in _algorithm_faults(config))
     assert "evaluation" in config.shared()
-    assert "evaluation" not in configs.read(place / "run.toml", ["evaluation.share="]).shared()
+    assert "evaluation" not in configs.read(place / "run.toml").shared()
 
 
 def test_several_classes_give_a_confusion(tmp_path):
@@ -218,7 +239,7 @@ def test_several_classes_give_a_confusion(tmp_path):
         runs.SMALL.replace("sizes = [300, 300, 300, 300]\n", "") + "[evaluation]\nshare = 0.3\n"
     )
     train(tmp_path)
-    ran = evaluate(tmp_path, "--set", "evaluation.epsilon=20.0", "--json")
+    ran = evaluate(tmp_path, "--set", "evaluation.epsilon=20.0", "--json", file="run.toml")
     assert ran.code == 0, ran.err
     metrics = {(one["metric"], one["group"]): one for one in json.loads(ran.out)["metrics"]}
     assert metrics["accuracy", "all"]["value"] > 0.5
@@ -240,6 +261,8 @@ def test_numbers_give_r2_and_mae_in_the_unit_of_the_table(place):
         "--set",
         "seed=1",
         "--set",
+        "evaluation.share=0.3",
+        "--set",
         "evaluation.subgroups=",
         "--set",
         'model.name="linear"',
@@ -249,7 +272,7 @@ def test_numbers_give_r2_and_mae_in_the_unit_of_the_table(place):
     train(
         place, *options, "--set", "algorithm.steps=60", "--set", "algorithm.step_size=0.1", "--set", "privacy.clip=4.0"
     )
-    ran = evaluate(place, *options, "--set", "evaluation.epsilon=20.0", "--json")
+    ran = evaluate(place, *options, "--set", "evaluation.epsilon=20.0", "--json", file="run.toml")
     assert ran.code == 0, ran.err
     metrics = {one["metric"]: one for one in json.loads(ran.out)["metrics"]}
     assert set(metrics) == {"r2", "mae", "clipped"}

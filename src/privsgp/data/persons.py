@@ -8,6 +8,8 @@ what goes on is a hash of it, for the budget book alone.
 from __future__ import annotations
 
 import hashlib
+import unicodedata
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+_DIGITS = 40  # of an identifier that is a number: with more it is a text
 MOST = 64  # rows of a person: the rounding bound of their sum is known up to there (docs/proofs/rounding.md)
 
 
@@ -49,13 +52,35 @@ class Named(NamedTuple):
 
 def named(given: Any, dates: Any, missing: Sequence[str], where: str) -> Named:  # noqa: ANN401 - arrays
     """Take identifiers from an array; refuse a row without one."""
-    names = [str(value).strip() for value in np.asarray(given).tolist()]
+    names = [
+        value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in np.asarray(given).tolist()
+    ]
+    names = [str(value).strip() for value in names]
     if (nobody := [i for i, name in enumerate(names) if name in missing]) != []:
         raise nameless(where, nobody[0], len(nobody))
-    known = None if dates is None else np.asarray(dates, np.float64)
+    try:
+        known = None if dates is None else np.asarray(dates, np.float64)
+    except (TypeError, ValueError):
+        known = np.array([np.nan])
     if known is not None and not np.isfinite(known).all():
         raise Refused(f"{where}: a date is no number", "give each row one, or take rows_choice = 'random'")
     return Named(names, known)
+
+
+def canonical(name: str) -> str:
+    """Return one form of an identifier: 7, 7.0, "07" and " 7" are one person.
+
+    Two persons whose identifiers have one form become one sample. That costs accuracy, and no privacy.
+    """
+    text = unicodedata.normalize("NFKC", name).casefold()
+    text = "".join(sign for sign in text if unicodedata.category(sign) != "Cf").strip()
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return text
+    if not number.is_finite() or len(text) > _DIGITS or abs(number.adjusted()) > _DIGITS:
+        return text
+    return format(number.normalize(), "f") if number else "0"
 
 
 def nameless(where: str, row: int, count: int) -> Refused:
@@ -72,12 +97,14 @@ def grouped(dataset: Dataset, found: Named, options: PersonOptions) -> tuple[Dat
 
     Guarantee: which rows of a person are used, and in which order, depends on that person's rows and `options` alone.
     """
-    names, most = np.asarray(found.names, np.str_), options.rows_per_person or 1
-    if len(names) != len(dataset.x) or (found.dates is not None and found.dates.shape != names.shape):
+    names, most = np.array([canonical(name) for name in found.names], np.str_), options.rows_per_person or 1
+    if len(names) != len(dataset.x):
         raise Refused(f"{dataset.name}: {len(names)} identifiers for {len(dataset.x)} rows", "give one to each row")
+    if found.dates is not None and found.dates.shape != names.shape:
+        raise Refused(f"{dataset.name}: dates of shape {found.dates.shape} for {len(names)} rows", "give each row one")
     content = np.array([
         _hash(name.encode(), x.tobytes(), y.tobytes())[0]
-        for name, x, y in zip(found.names, dataset.x, dataset.y, strict=True)
+        for name, x, y in zip(names.tolist(), dataset.x, dataset.y, strict=True)
     ])  # fmt: skip
     late = () if found.dates is None else (-found.dates,)
     order = np.lexsort((content, *late, names))

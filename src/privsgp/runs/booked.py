@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import logging
+import math
 import operator
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from privsgp.accounting.book import Total
     from privsgp.accounting.ledger import Segment
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.accounting.policy import Policy
@@ -102,6 +104,7 @@ def enter(
             return
         for entry, own in known:
             before = book.spent_on(own.hashes, entry.relation, but={(entry.ledger, entry.node)})
+            before = _with_siblings(before, own, [(e, o) for e, o in known if e is not entry])
             relation = entry.relation.removesuffix(_PERSON)
             samples = len(own.hashes) if relation == entry.relation else len(np.unique(own.hashes[:, -1]))
             refuse_spending(
@@ -112,6 +115,24 @@ def enter(
         for line in _spent_elsewhere(book, known):
             say(line)
     book.enter(made, records, resumed=resumed, moved=moved, check=check)
+
+
+def _with_siblings(before: Total, own: Records, others: Sequence[tuple[Entry, Records]]) -> Total:
+    """Add what other nodes of the same run spend on records that are also this node's."""
+    shared = [entry for entry, one in others if np.intersect1d(own.hashes, one.hashes).size]
+    epsilon = sum(math.inf if entry.epsilon is None else entry.epsilon for entry in shared)
+    return before._replace(epsilon=before.epsilon + epsilon, delta=before.delta + sum(entry.delta for entry in shared))
+
+
+def refuse_everywhere(records: Sequence[Records | None], sites: int) -> None:
+    """Refuse a person at more of the nodes here than ε is counted for."""
+    persons = [np.unique(one.hashes[:, -1]) for one in records if one is not None]
+    most = int(np.unique(np.concatenate(persons), return_counts=True)[1].max()) if persons else 0
+    if most > sites:
+        raise Refused(
+            f"a person is at {most} nodes, and ε is counted for a person at {sites}",
+            f"set privacy.sites_per_person = {most}, or use different identifiers for different persons",
+        )
 
 
 def _spent_elsewhere(book: Book, known: Sequence[tuple[Entry, Records]]) -> Iterator[str]:
@@ -133,9 +154,10 @@ def _spent_elsewhere(book: Book, known: Sequence[tuple[Entry, Records]]) -> Iter
 
 
 def refuse_moved(
-    records: Sequence[Records | None], ledgers: Path, earlier: Sequence[Sequence[Segment]], first: int = 0
-) -> None:
-    """Refuse records that were at another node in the runs whose ledgers are continued.
+    records: Sequence[Records | None], ledgers: Path, earlier: Sequence[Sequence[Segment]], first: int = 0,
+    *, persons: bool = False,
+) -> None:  # fmt: skip
+    """Refuse records, or `persons`, that were at another node in the runs whose ledgers are continued.
 
     The ledger of its node has the spending of a record. A value that comes more often now than before, over all nodes
     here, is a new record that looks like an old one.
@@ -145,15 +167,21 @@ def refuse_moved(
     now = {first + i: book.keyed(one.hashes) for i, one in enumerate(records) if one is not None}
     if not before or not now:
         return
-    held = {node: _most(sets) for node, sets in before.items()}
-    then, total = sum(held.values(), Counter[int]()), sum((_most([one]) for one in now.values()), Counter[int]())
+    count = _persons if persons else _most
+    held = {node: count(sets) for node, sets in before.items()}
+    then, total = sum(held.values(), Counter[int]()), sum((count([one]) for one in now.values()), Counter[int]())
     for node, own in now.items():
-        new = _most([own]) - held.get(node, Counter[int]())
+        new = count([own]) - held.get(node, Counter[int]())
         if any(total[value] <= then[value] for value in new):
             raise Refused(
                 f"records of node {node} were at other nodes in the runs of {ledgers}",
                 "give the nodes their records as before: what a record has spent is in the ledger of its node",
             )
+
+
+def _persons(sets: Sequence[Hashes]) -> Counter[int]:
+    """Return each person of several sets once, however many rows there are."""
+    return Counter({int(one) for found in sets for one in found[:, -1].tolist()})
 
 
 def _most(sets: Sequence[Hashes]) -> Counter[int]:

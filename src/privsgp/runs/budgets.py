@@ -202,6 +202,12 @@ def by_person(config: Config, mechanism: Mechanism, samples: Sequence[int]) -> M
         return mechanism
     alike = len(set(samples)) == 1 and config.algorithm.weights == "equal"
     alike = alike and not any(isinstance(value, list) for value in (p.epsilon, p.delta, p.sigma))
+    unequal = len(set(samples)) > 1 and p.sigma is not None
+    if p.sites_per_person > 1 and (unequal or any(isinstance(value, list) for value in (p.epsilon, p.delta, p.sigma))):
+        raise Refused(
+            f"privacy.sites_per_person = {p.sites_per_person} at sites with different noise or budgets",
+            "give one epsilon and one delta for all sites: ε of a person at several sites is counted for sites alike",
+        )
     shown = min(1.0, (1 - 1 / config.pair_ratio) * (1 + _SAME)) if alike else 1.0
     return PersonLevel(mechanism, rows, p.sites_per_person, shown)
 

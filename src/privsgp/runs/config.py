@@ -264,7 +264,7 @@ class EvaluationSection(Options):
     """Private evaluation: `privsgp evaluate RUN run.toml --private`. Only `share` has a part in training."""
 
     share: Annotated[float, Field(gt=0, le=0.5)] | None = option(
-        None, "the share of records that is held out of training, by a hash of each; left out: none"
+        None, "simulations: the share of records that is held out of training, by a hash of each; left out: none"
     )
     epsilon: Positive = option(1.0, "ε of the one release of each site")
     delta: Probability = option(1e-5, "its δ; below 1 / held-out records of a site")
@@ -404,6 +404,8 @@ class Config(Options):
             no(table and not d.schema, f"data.{key} data.schema", "name the public schema.toml that all sites share")
         no(d.schema and d.path and not is_table(d.path), "data.path", "a schema is of .csv, .parquet or .feather")
         no(d.schema and d.classes, "data.classes", "leave it out: data.schema lists them")
+        remedy = 'sizes of the two sides would count equal records; evaluate files: RUN "test-{site}.csv" --private'
+        no(self.evaluation.share is not None and self.seed is None, "evaluation.share seed", remedy)
         self._check_persons()
         vectors = d.text is not None and d.text.tokens == "wordllama"
         apart = vectors != (self.features.name == "wordllama")

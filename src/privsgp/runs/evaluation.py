@@ -81,6 +81,11 @@ def _evaluated(run: Path, config: Config, held: Problem, whole: Problem) -> dict
             f"{run} has no model that the sites agreed on under a counted budget",
             "evaluate the average model of a private run",
         )
+    if config.seed is None and None in (result.summary.get("epsilon_spent") or [None]):
+        raise Refused(
+            f"a site of {run} trained without a finite ε: its counts would reveal training records",
+            "evaluate a run in which every site has noise",
+        )
     _refuse_trained(folder, config, held)
     layout, rows = _vectors(result, config, held)
     release = planned(config, layout.vectors, held.samples, asked.epsilon, asked.delta)
@@ -120,7 +125,7 @@ def _refuse_trained(folder: Folder, config: Config, held: Problem) -> None:
         if entry.run == folder.run:
             raise Refused(
                 f"{shared:,} of the {len(known.hashes):,} records were trained on in {folder.path}",
-                "take records that no site trained on: set evaluation.share before training",
+                "take test records that no site trained on, also none with equal values",
             )
 
 

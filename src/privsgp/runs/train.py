@@ -107,7 +107,10 @@ def _budgets(
         records = booked.records_of(problem.hashes, problem.dataset, problem.parts)
     if config.secret and ledgers is not None:
         first = 0 if problem.block is None else problem.block.start
-        world.all_or_none(lambda: booked.refuse_moved(records, ledgers, earlier, first))
+        persons = problem.dataset.persons is not None
+        world.all_or_none(lambda: booked.refuse_moved(records, ledgers, earlier, first, persons=persons))
+    if problem.dataset.persons is not None:
+        world.all_or_none(lambda: booked.refuse_everywhere(records, config.privacy.sites_per_person))
     return earlier, records
 
 

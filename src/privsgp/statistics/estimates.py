@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Z = 1.959963984540054  # 95 %
 PLACE = 0.25  # the weight of a person's place within the bin: it costs 3 % more noise, and gives the mean exactly
 # Half-widths from which on an interval says nothing.
+MOST_CLIPPED = 0.01  # of residuals, for an R²
 WIDEST = {
     "auc": 0.1, "accuracy": 0.1, "sensitivity": 0.15, "specificity": 0.15, "brier": 0.05, "recall": 0.15,
     "calibration_in_the_large": 0.1, "r2": 0.25, "mae": 0.1, "clipped": 0.1, "observed": 0.15,
@@ -297,7 +298,7 @@ class Residuals:
         second = (1 - r2) * math.sqrt(max(variance * (1 + abs(u)) ** 2 - variance**2, 0.0)) / variance
         r2_noise = noise * (ratio**2 + (1 - r2) ** 2 * (1 + 4 * u * u)) / variance**2
         mae = self.clip * e
-        return [
+        found = [
             estimate("r2", "all", r2, (first + second) ** 2 / persons, r2_noise, persons, widest=WIDEST["r2"],
                      ends=(-math.inf, 1.0)),
             estimate("mae", "all", mae, self.clip**2 * max(e2 - e * e, 0.0) / persons, self.clip**2 * noise, persons,
@@ -305,3 +306,5 @@ class Residuals:
             estimate("clipped", "all", clipped, max(clipped * (1 - clipped), 0.0) / persons, noise, persons,
                      widest=WIDEST["clipped"]),
         ]  # fmt: skip
+        # Clipped residuals make R² too good: it is left out if the noise does not explain that many are clipped.
+        return found[1:] if clipped - 2 * math.sqrt(noise) > MOST_CLIPPED else found
