@@ -51,7 +51,7 @@ def test_persons_of_several_processes_give_the_same_bytes(place, method):
     (place / "schema.toml").write_text(text)
     for name in ("aachen", "basel", "cork"):
         head, *lines = (place / f"{name}.csv").read_text().splitlines()
-        lines = [f"p{i % 17},{line}" for i, line in enumerate(lines)]
+        lines = [f"{name}-p{i % 17},{line}" for i, line in enumerate(lines)]
         (place / f"{name}.csv").write_text("\n".join([f"id,{head}", *lines]) + "\n")
     options = "--set=data.person=id", "--set=data.rows_per_person=2", f"--set=algorithm.name={method}"
     found = runs.train(place / "run.toml", place / "one", *options)

@@ -121,7 +121,7 @@ def test_a_third_is_lost_a_tenth_comes_twice_some_come_late(consortium):
 
 
 def test_the_rest_agree_on_the_average_of_what_a_site_that_left_did_not_take_with_it(consortium):
-    c = consortium(limits=Limits(deadline=0.3, staleness=40), algorithm=MIXING)
+    c = consortium(limits=Limits(deadline=1.5, staleness=40), algorithm=MIXING)
     c.start(loss=0.3, twice=0.1, late=0.1)
     c.until_step(2, 0)
     (c.out(2) / "private" / "leaving").touch()  # what `privsgp leave` does while the site is in the run
