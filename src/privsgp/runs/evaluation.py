@@ -41,10 +41,7 @@ if TYPE_CHECKING:
     from privsgp.statistics.release import Array
 
 NAME = "evaluation.json"
-WHY_ADDED = (
-    "the unit is one record, and a person may have records on both sides: such a person pays for training and for the "
-    "evaluation, and the budget book charges both to every record"
-)
+WHY_ADDED = "the unit is one record: this is the sum for a person with training and test records"
 
 
 def of_run(run: Path, config: Config, data_dir: Path | None = None) -> dict[str, Any]:
@@ -52,7 +49,8 @@ def of_run(run: Path, config: Config, data_dir: Path | None = None) -> dict[str,
     share, started = config.evaluation.share, configs.started(Folder(run).config)
     if share is None:
         raise Refused(
-            "no evaluation.share", "train with [evaluation] share = 0.2, or name files that no site trained on"
+            "no evaluation.share",
+            'name files that no site trained on: privsgp evaluate RUN "test-{site}.csv" --private',
         )
     same = (config.seed, share, config.data) == (started.seed, started.evaluation.share, started.data)
     if not same:
