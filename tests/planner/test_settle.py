@@ -8,7 +8,6 @@ import pytest
 
 from privsgp.errors import Refused
 from privsgp.planner import settle as planning
-from privsgp.research.tune import tune
 from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
@@ -88,8 +87,6 @@ def test_a_file_of_a_site_is_private_whatever_it_is_called(tmp_path, monkeypatch
     config = parsed(plan={"data": name}, data=where, steps="auto")
     with pytest.raises(Refused, match="the nodes' own data"):
         planning.make(config, problems.load_problem(config))
-    with pytest.raises(Refused, match="the nodes' own data"):
-        tune(parsed(data=where), name)
 
 
 def test_so_is_one_that_was_found_in_the_data_folder(tmp_path, monkeypatch):

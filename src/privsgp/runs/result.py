@@ -34,7 +34,7 @@ from privsgp.files import read_json, write_json
 from privsgp.gradients import Layout
 from privsgp.runs import card as cards
 from privsgp.runs import charts, views
-from privsgp.runs.rows import checked, encoded_rows, fields_of, labelled_rows, labels, refuse_records, unit_of
+from privsgp.runs.rows import checked, encoded_rows, labelled_rows, labels, refuse_records, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from privsgp.metrics import Metric
     from privsgp.runs.views import RunView
 
-    Samples = Any  # arrays, one or several, tensors, a data frame, a torch Dataset, or the path of a file
+    Samples = Any  # arrays, tensors, a data frame, a torch Dataset, or the path of a file
 
 _CHUNK = 256
 CALIBRATION = "calibration.json"
@@ -333,8 +333,7 @@ def _bare(card: dict[str, Any], model: nn.Module | None, path: Path) -> nn.Modul
                 f"what is frozen in {type(model).__name__} is not what it was in the run",
                 "give the module with the same frozen weights and buffers, and the same layers frozen",
             )
-        fields = fields_of(card)
-        return model if fields is None else fields.given_to(model)
+        return model
     if model is not None:
         raise Refused(f"model={type(model).__name__} for a run of model.name = {name!r}", "leave it out")
     there, options = cards.shapes(path), {key: value for key, value in card["model"].items() if key != "name"}
