@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.data.schema import Schema
-    from privsgp.metrics import Kind, Metric
+    from privsgp.metrics import Kind
     from privsgp.runs.sections import Algorithm, Clock, Engine, Features, Graph, Images, Plan, Privacy, Text
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
@@ -78,7 +78,6 @@ def train(
     resume: bool = False,
     ledger: str | Path | None = None,
     moved: bool = False,
-    metrics: Mapping[str, Metric] | None = None,
     progress: bool | None = None,
     name: str = "run",
     seed: int | None = None,
@@ -123,7 +122,6 @@ def train(
         resume: Continue the run in `out` from its last checkpoint.
         ledger: The folder of an earlier run on these records. Both runs spend from one budget.
         moved: With `resume`: the run folder comes from another disk or machine, and is no copy.
-        metrics: Your own metrics by name: functions of all outputs and targets of the test data.
         progress: Whether to show a progress bar; by default on a terminal and in a notebook.
         name: The name of the run.
         seed: Makes a simulation that anyone can repeat, and that protects nobody. Without it, noise is secret.
@@ -200,7 +198,7 @@ def train(
 
     unit = (0.0, 1.0) if config.data.schema is None else config.data.schema.unit
     weighed = models.class_weights(loss)
-    measure = Measure(kind, dataset.classes, None if kind else correct, metrics or {}, unit, Calibration(weighed))
+    measure = Measure(kind, dataset.classes, None if kind else correct, unit, Calibration(weighed))
     alone = problems.Problem(
         dataset=dataset,
         parts=problems.split(config, dataset) if parts is None else parts,
@@ -374,7 +372,7 @@ def _encoder(given: object, config: configs.Config, dataset: data_room.Dataset) 
 
 
 def _refuse_unfit(problem: problems.Problem, measure: Measure) -> None:
-    """Refuse a model that does not take these samples, or has fewer outputs than classes, and metrics that fail.
+    """Refuse a model that does not take these samples, or has fewer outputs than classes.
 
     Else a record of the class without an output would end the run. Tried on made-up samples and public ones alone.
     """
@@ -399,8 +397,6 @@ def _refuse_unfit(problem: problems.Problem, measure: Measure) -> None:
         f"the loss fails on outputs {list(outputs.shape)} and targets {list(targets.shape)}",
         "let it return one number per sample; for targets that are numbers say task='regression'",
     )
-    if measure.own and d.y_test is not None:
-        measure.refuse_failing(outputs[:1].expand(len(d.y_test), *outputs.shape[1:]), torch.from_numpy(d.y_test))
 
 
 def _tried(call: Callable[[], Any], what: str, remedy: str) -> Any:  # noqa: ANN401 - whatever the user's code returns
@@ -456,7 +452,7 @@ def _checked(
 
 def _vocabulary(x: NDArray[Any], vocabulary: int | None, model: nn.Module | None) -> int | None:
     """Tell which vocabulary the tokens of samples have; None where they are no tokens."""
-    if model is None:
+    if model is None or x.dtype.kind not in "iu":
         return vocabulary
     found = _looked_up(model, x.shape[1:])
     if vocabulary is not None:
@@ -466,11 +462,6 @@ def _vocabulary(x: NDArray[Any], vocabulary: int | None, model: nn.Module | None
                 f"give it {vocabulary} rows, or texts and tokens a smaller vocabulary",
             )
         return vocabulary
-    if found is not None and x.dtype.kind not in "iu":
-        raise Refused(
-            f"x has dtype {x.dtype}, and the model looks its numbers up in an embedding of {found} rows",
-            f"give tokens as whole numbers from 0 to {found - 1}",
-        )
     return found
 
 

@@ -173,12 +173,12 @@ def test_public_images_go_through_the_features(tmp_path):
     np.savez(tmp_path / "public.npz", x=1 - images, y=np.arange(300) % 3)
     values = VALUES | {
         "data": {"name": str(tmp_path / "images.npz"), "nodes": 4},
-        "features": {"name": "scattering", "scales": 1, "angles": 2},
+        "features": {"name": "scattering"},
         "plan": {"data": str(tmp_path / "public.npz")},
     }
     config = configs.parse(values)
     plan = planning.make(config, problems.load_problem(config))
-    assert plan.planner.rehearsal.runs[0].x.shape[1:] == (3 * 16,)
+    assert plan.planner.rehearsal.runs[0].x.shape[1:] == (81 * 4,)
 
 
 def made(config):

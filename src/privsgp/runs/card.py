@@ -21,6 +21,7 @@ from privsgp.data.images import ImageOptions
 from privsgp.data.schema_text import written
 from privsgp.data.text import TextOptions
 from privsgp.errors import Refused, visible
+from privsgp.features.options import SCALES, SCATTERING
 from privsgp.files import parsed
 from privsgp.runs.budgets import per_node
 
@@ -79,6 +80,7 @@ def card(config: Config, problem: Problem) -> dict[str, Any]:
     encoder = problem.encoder if config.features.name == "module" else None
     tokens = problem.dataset.vocabulary if d.tokens is None else d.tokens  # of a sample before any encoder
     named = d.images or d.text
+    scales = {"scales": SCALES} if config.features.name == SCATTERING else {}  # cards without are of older versions
     bounded = config.private and p.epsilon is not None and not p.nominal  # else model-card.md has ε
     optional = {
         "vocabulary": tokens if isinstance(tokens, int) else None,
@@ -93,7 +95,7 @@ def card(config: Config, problem: Problem) -> dict[str, Any]:
         "classes": problem.dataset.classes,
         "loss": problem.loss_name,
         "model": config.model.model_dump(exclude={"loss"}),
-        "features": config.features.model_dump(exclude_none=True),
+        "features": config.features.model_dump(exclude_none=True) | scales,
         "encoder": None if encoder is None else features.digest(encoder),
         "frozen": frozen_digest(problem.model),
         "dtype": config.engine.dtype,
