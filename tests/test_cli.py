@@ -374,7 +374,7 @@ def test_refusals_come_before_torch_is_imported(tmp_path):
         ("join", config, "--data", gone), ("join", config, "--data", config, "--home", gone), ("doctor", gone),
         ("report", gone), ("ledger", gone), ("ledger", tmp_path), ("predict", gone, gone), ("evaluate", gone, gone),
         ("graph", "x"), ("reproduce", "x"),
-        ("train", config, "--ledger", gone), ("train", config, "--out", held),
+        ("train", config, "--out", held),
         ("train", config, "--set=seed=", "--resume", "--out", gone), ("audit", config, "--confidence=2"),
         ("account", "--algorithm=nope", "--samples=9", "--batch=1", "--steps=9", "--sigma=1"),
         ("join", config, "--data", config, "--home", late.home),

@@ -14,9 +14,7 @@ from dataclasses import astuple, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, get_args
 
-import numpy as np
-
-from privsgp.accounting import lower_bound, mechanisms, rdp, renyi_bound
+from privsgp.accounting import lower_bound, mechanisms, renyi_bound
 from privsgp.accounting import sampler_cost as sampler
 from privsgp.accounting.curve import Curve, Gaussian, Group, Sampled
 from privsgp.accounting.mechanisms import (
@@ -109,30 +107,6 @@ def profile(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -
     if run is None:
         return Gaussian(math.inf)
     return _neighbour(_composed(run, 1.0), run.in_a_row)
-
-
-def renyi(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -> rdp.Renyi:
-    """Return the Rényi curve of `steps` releases, which adds up over runs that were chosen one after the other.
-
-    Guarantee: as `profile`, but each order on its own may be composed adaptively.
-    Assumes: as `epsilon`. Refused where the relation only follows by group privacy.
-    """
-    run = _run(mechanism, check(steps, 0.5, relation), relation)
-    if run is None:
-        return rdp.Renyi(np.full(rdp.ORDERS.shape, math.inf))
-    if renyi_bound.in_a_row(mechanism, relation) > 1:
-        raise Refused(
-            f"relation = {relation!r} of {type(mechanism).__name__} over several runs",
-            "take 'zero-out', and for persons at several sites independent noise: "
-            "Rényi divergences do not survive group privacy",
-        )
-    return renyi_bound.renyi(mechanism, steps, relation)
-
-
-def sampler_cost(mechanism: Mechanism, steps: int, relation: Relation) -> sampler.Cost:
-    """Return what noise computed in float64 costs such a run beyond what is counted for ideal noise."""
-    run = _run(mechanism, steps, relation)
-    return sampler.Cost.of(mechanism, steps, math.inf if run is None else _farthest(run))
 
 
 def rough(mechanism: Mechanism, steps: int, delta: float, relation: Relation) -> float:
