@@ -177,7 +177,6 @@ OUTSIDE = {
     "data/same_records.py": "Refuses private data that somebody called public by mistake.",
     "data/schema_text.py": "Writes public schemas, and the words of refusals.",
     "data/tokens.py": "Fixed maps of one text. `data/text.py` gives it one text at a time.",
-    "data/fields.py": "Is a part of the model. `gradients/stacked.py` probes it.",
     "data/check.py": "Lists what is wrong with one site's table, for that site alone.",
     "data/draft.py": "Drafts a schema from public tables.",
     "features/*": "Fixed maps of one sample, with public weights.",

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from privsgp.data.fields import Fields
     from privsgp.data.hashes import Hashes
     from privsgp.runs.config import Config
 
@@ -60,7 +59,6 @@ class Problem:
     loss_name: str | None = None  # None: a loss of the user's own
     class_weights: tuple[float, ...] | None = None  # of that loss
     raw_shape: tuple[int, ...] | None = None  # of a sample before the encoder
-    fields: Fields | None = None  # of a sample that is several inputs
     known: Hashes | None = None  # of samples before the encoder
     told: Sequence[str] = ()  # what happened to single values of records here: for those who hold them alone
 
