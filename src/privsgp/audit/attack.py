@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZeroedOut(Block):
+class _ZeroedOut(Block):
     """A block in which absent records count as the relation says: gradient and table entry are 0 throughout."""
 
     present: Tensor  # [m, J + 1]
@@ -90,7 +90,7 @@ class Attacked(Randomness):
         present = torch.ones(learning.inputs.shape[:2], dtype=torch.bool, device=learning.inputs.device)
         present[:, : canaries.count] = torch.from_numpy(canaries.present)
         self._taken = torch.zeros_like(present)
-        block = ZeroedOut(
+        block = _ZeroedOut(
             mechanisms=spec.mechanisms, inputs=learning.inputs, targets=learning.targets, random=self,
             gradient=of_samples(stack(self.model, learning.loss, learning.made_up(), rules=spec.rules), learning.rows),
             step_size=spec.step_size, present=present, taken=self._taken,
@@ -321,7 +321,7 @@ def _wrong(problem: Problem, canaries: Canaries, inputs: NDArray[np.float32]) ->
 ROUNDING = 1.02  # by which the grid may add to the variance of a sum of own noise
 
 
-class Told:
+class _Told:
     """A source of pairs' numbers that lets the attacker read along."""
 
     def __init__(self, source: Normals, columns: Callable[[Tensor], Tensor]) -> None:
@@ -343,7 +343,7 @@ class Told:
 class Collusion:
     """The attack on one run's shared noise: `honest` nodes are left, each of them attacked in its turn."""
 
-    def __init__(self, covariance: PairwiseCovariance, honest: int, told: Told) -> None:
+    def __init__(self, covariance: PairwiseCovariance, honest: int, told: _Told) -> None:
         self.covariance, self.told = covariance, told
         self._sets = [worst(covariance, i, honest) for i in range(covariance.graph.nodes)]
         self._guesses = [_regression(covariance, H) for H in self._sets]
@@ -394,8 +394,8 @@ def _regression(covariance: PairwiseCovariance, honest: Sequence[int]) -> list[f
     return [float(b) for b in np.linalg.solve(S[1:, 1:], S[1:, 0])]
 
 
-def listen(node_noise: object, columns: Callable[[Tensor], Tensor]) -> Told:
+def listen(node_noise: object, columns: Callable[[Tensor], Tensor]) -> _Told:
     """Have the numbers of a process's pairs told to the attacker; pairs are then drawn one by one, never together."""
-    told: list[Told] = []
-    node_noise.overhear(lambda source: told.append(Told(source, columns)) or told[0])  # type: ignore[attr-defined, func-returns-value]
+    told: list[_Told] = []
+    node_noise.overhear(lambda source: told.append(_Told(source, columns)) or told[0])  # type: ignore[attr-defined, func-returns-value]
     return told[0]

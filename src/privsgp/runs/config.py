@@ -626,7 +626,7 @@ class Config(Options):
         return "\n".join(top) + "\n" + schema
 
 
-class Section(NamedTuple):
+class _Section(NamedTuple):
     """A section of run.toml whose further keys are those of the component that one of its keys names.
 
     A component is the class of its keys, or has that class as its `Options`.
@@ -646,12 +646,12 @@ class Section(NamedTuple):
 
 
 SECTIONS = {
-    "data": Section(Data, "partition", PARTITIONS),
-    "features": Section(Features, "name", FEATURES),
-    "model": Section(Model, "name", MODELS),
-    "graph": Section(GraphSection, "name", GRAPHS),
-    "privacy": Section(Privacy, "noise", NOISES),
-    "algorithm": Section(AlgorithmSection, "name", ALGORITHMS),
+    "data": _Section(Data, "partition", PARTITIONS),
+    "features": _Section(Features, "name", FEATURES),
+    "model": _Section(Model, "name", MODELS),
+    "graph": _Section(GraphSection, "name", GRAPHS),
+    "privacy": _Section(Privacy, "noise", NOISES),
+    "algorithm": _Section(AlgorithmSection, "name", ALGORITHMS),
 }
 
 
