@@ -75,6 +75,7 @@ def build_run(
         graph=network,
         clock=clock,
         steps=steps,
+        bits=config.transport.bits,
         step_size=lambda _k: step_size,
         device=device,
         dtype=dtype,
