@@ -70,7 +70,6 @@ TRUSTED: dict[str, dict[str, str]] = {
         "features/encode.py": "Maps each sample by itself, and keeps features of private samples private.",
         "features/maps.py": "Builds the map from public facts.",
         "files.py": "Writes durably, whole or not at all.",
-        "gradients/keys.py": "Gives each drawn sample a key of public numbers and its own number alone.",
         "gradients/layout.py": "Puts every parameter in one place of the row.",
         "gradients/per_sample.py": "Clips each sample's whole gradient to the norm G. One that is not finite is 0.",
         "gradients/persons.py": "Averages a person's row gradients before the clip.",
@@ -154,7 +153,6 @@ OUTSIDE = {
     "accounting/policy.py": "Refuses runs. The ε of a run that it lets pass is printed as it is.",
     "accounting/sharing.py": "Searches for shared noise. `runs/budgets.py` counts what it is worth.",
     "sites/policy.py": "Refuses runs. The ε of a run that it lets pass is printed as it is.",
-    "gradients/unrolled.py": "Is a part of the model. `gradients/stacked.py` maps it over samples one by one.",
     "plugins.py": "Finds packages. Each method of a package declares a mechanism, which is counted.",
     "audit/*": "Attacks runs on made-up data. It can miss a mistake, and it makes none.",
     "research/*": "Imported by nothing. Its methods declare a mechanism, which is counted.",
@@ -180,8 +178,6 @@ OUTSIDE = {
     "data/same_records.py": "Refuses private data that somebody called public by mistake.",
     "data/schema_text.py": "Writes public schemas, and the words of refusals.",
     "data/tokens.py": "Fixed maps of one text. `data/text.py` gives it one text at a time.",
-    "data/fields.py": "Is a part of the model. `gradients/stacked.py` probes it.",
-    "gradients/dropout.py": "Is a part of the model. `gradients/stacked.py` probes it, with keys.",
     "data/check.py": "Lists what is wrong with one site's table, for that site alone.",
     "data/draft.py": "Drafts a schema from public tables.",
     "features/*": "Fixed maps of one sample, with public weights.",
@@ -196,7 +192,7 @@ OUTSIDE = {
 # Files of one process on a CPU that run only if somebody chooses what they do.
 CHOSEN = (
     "accounting/curve.py", "accounting/pairwise.py", "data/images.py", "data/samples.py", "data/text.py",
-    "features/encode.py", "features/maps.py", "gradients/keys.py", "gradients/positions.py",
+    "features/encode.py", "features/maps.py", "gradients/positions.py",
     "gradients/persons.py", "gradients/rules/conv.py", "gradients/rules/embedding.py", "gradients/rules/norm.py",
     "randomness/pairwise.py",
 )  # fmt: skip

@@ -21,7 +21,6 @@ from privsgp.report.terminal import (
     bar,
     doing,
     err,
-    show,
     show_audit,
     show_budget,
     show_end,
@@ -179,26 +178,6 @@ def plan(
         write_values(config, planning.written(settings, made))
         err.print(f"written to {config}", soft_wrap=True)
     tell(made.as_json(), show_plan, made, as_json=as_json)
-
-
-@app.command(**about("graph"))
-def graph(
-    name: Annotated[
-        str, typer.Argument(help="exponential, exponential-static, ring-directed, ring, complete, torus, random")
-    ],
-    nodes: Annotated[int, typer.Option(help="The paper's n.")] = 16,
-    dim: Annotated[int, typer.Option(help="The paper's d, for the bound on C.")] = 1,
-    degree: Annotated[int, typer.Option(help="Out-degree of `random`.")] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of `random`.")] = 0,
-    as_json: Json = False,
-) -> None:
-    """Show a network: its links, and the paper's constants."""
-    from privsgp import graph as graphs
-
-    network = graphs.make(name, nodes, seed=seed, degree=degree)
-    graphs.check(network)
-    rows = graphs.table(network, dim)
-    tell(dict(rows), show, f"{name}, {nodes} nodes", rows, as_json=as_json)
 
 
 @app.command(**about("audit"))

@@ -66,7 +66,6 @@ _COMMANDS = {
         "describe": "privsgp describe run.toml --epsilon 0.5",
         "init": "privsgp init --public public.csv --target outcome --sites aachen,basel,cork",
         "plan": "privsgp plan run.toml",
-        "tune": "privsgp tune run.toml --public synthetic --out tuned.toml",
         "options": "privsgp options algorithm",
         "data schema": "privsgp data schema public.csv --target outcome > schema.toml",
         "data check": "privsgp data check schema.toml aachen.csv",
@@ -98,7 +97,6 @@ _COMMANDS = {
     },
     "Research": {
         "compare": "privsgp compare run.toml --algorithms privsgp-vr,privsgp",
-        "graph": "privsgp graph exponential --nodes 16",
         "reproduce": "privsgp reproduce --list",
     },
 }

@@ -192,7 +192,6 @@ def test_rows_of_a_person_in_another_file_are_in_the_book(place):
         (None, ("--set=data.rows_per_person=",), "without data.rows_per_person"),
         (None, ("--set=data.rows_per_person=65",), "64"),
         (None, ("--set=algorithm.name=ldp-svrg",), "data.person"),
-        (None, ("--set=model.dropout=0.5",), "dropout"),
         (None, ("--set=privacy.sites_per_person=3",), "at most as many"),
     ],
 )  # fmt: skip

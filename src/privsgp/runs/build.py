@@ -15,7 +15,6 @@ from privsgp.engine.spec import Learning, Protection, RunSpec, refuse_vast
 from privsgp.errors import Refused
 from privsgp.features.options import pretraining
 from privsgp.gradients import Layout
-from privsgp.gradients.dropout import tosses
 from privsgp.gradients.rounding import kappa, least_difference_clip
 from privsgp.randomness.noise import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
@@ -146,8 +145,6 @@ def _refuse_unbuilt(learning: Learning, device: torch.device) -> None:
     """Refuse persons with several rows where their gradients are not built or not tested."""
     if learning.rows == 1:
         return
-    if tosses(learning.model):
-        raise Refused("dropout with data.person", "take dropout = 0: its coins are keyed by samples, not by rows")
     if not device_of(device).in_host_memory:
         raise Refused(f"data.person on {device}", "take engine.device = 'cpu': no test has seen persons on a GPU")
 

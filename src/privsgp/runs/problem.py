@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from privsgp.accounting.book import Records
-    from privsgp.data.fields import Fields
     from privsgp.data.hashes import Hashes
     from privsgp.runs.config import Config, EvaluationSection
 
@@ -62,7 +61,6 @@ class Problem:
     loss_name: str | None = None  # None: a loss of the user's own
     class_weights: tuple[float, ...] | None = None  # of that loss
     raw_shape: tuple[int, ...] | None = None  # of a sample before the encoder
-    fields: Fields | None = None  # of a sample that is several inputs
     known: Hashes | None = None  # of samples before the encoder
     aside: Sequence[Records] = ()  # of each node, what is held out of training
     told: Sequence[str] = ()  # what happened to single values of records here: for those who hold them alone
