@@ -23,7 +23,6 @@ TRUSTED: dict[str, dict[str, str]] = {
         "accounting/accountant.py": "Counts each mechanism by two computations, and refuses an unknown one.",
         "accounting/book.py": "Charges every release on a record to that record, over all runs, and never forgets one.",
         "accounting/chain.py": "Detects every line of a log that was changed, removed or moved.",
-        "accounting/counting.py": "Adds this run to earlier ones, also if it was chosen after seeing them.",
         "accounting/curve.py": "Turns a δ(ε) curve into that of a group without making it smaller.",
         "accounting/ledger.py": "Never counts fewer releases than were sent.",
         "accounting/mechanisms.py": "Describes a message: this object sets sampler, clip and noise, and is counted.",

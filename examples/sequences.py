@@ -5,7 +5,7 @@
 Whole numbers that a model looks up in an embedding stay whole. The transformer has fast rules: attention is made of
 nn.Linear (nn.MultiheadAttention works too, by torch.func, slower), positions are looked up for every sample. Adapters
 train, send and noise a small share of a model; the base here was learnt from the same sites, so what both runs spend
-adds up (`ledger=` counts it in one budget).
+adds up (`privsgp budget` shows the sum).
 """
 
 from __future__ import annotations

@@ -76,7 +76,6 @@ def train(
     text: Text | Keys | None = None,
     features: nn.Module | Features | Keys | None = None,
     resume: bool = False,
-    ledger: str | Path | None = None,
     moved: bool = False,
     progress: bool | None = None,
     name: str = "run",
@@ -120,7 +119,6 @@ def train(
         text: How to read files of texts, for example `{"column": "text", "label": "stars"}`.
         features: The section of this name, or a frozen module whose outputs `model` is trained on.
         resume: Continue the run in `out` from its last checkpoint.
-        ledger: The folder of an earlier run on these records. Both runs spend from one budget.
         moved: With `resume`: the run folder comes from another disk or machine, and is no copy.
         progress: Whether to show a progress bar; by default on a terminal and in a notebook.
         name: The name of the run.
@@ -218,8 +216,7 @@ def train(
         _say(["accuracy is unknown: the loss is your own, and no correct=… says which outputs are right"])
     with watching(config.algorithm.steps, False if world.rank else progress) as watch:
         result = training.run(
-            config, problem, folder, resume=resume, moved=moved, ledgers=None if ledger is None else Path(ledger),
-            watch=watch, plan=planned, world=world,
+            config, problem, folder, resume=resume, moved=moved, watch=watch, plan=planned, world=world,
         )  # fmt: skip
     if not world.rank:
         page.leave(result.folder, result.summary)

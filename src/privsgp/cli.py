@@ -115,9 +115,6 @@ def train(
         bool,
         typer.Option("--moved", help="With --resume: the run folder comes from another disk, and is no copy."),
     ] = False,
-    ledger: Annotated[
-        Path | None, typer.Option(help="An earlier run on this data, or its ledger folder: both share one budget.")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a model over a network of nodes, each with its own privacy budget."""
@@ -128,7 +125,6 @@ def train(
     place = folder or Path("runs") / settings.name
     if "WORLD_SIZE" not in os.environ:  # processes of torchrun refuse together, once they have met
         refuse_used(place, resume=resume, secret=settings.secret)
-    cli_data.there(ledger)
     from privsgp.planner import settle as planning
     from privsgp.report import page
     from privsgp.runs import problem as problems
@@ -150,7 +146,7 @@ def train(
     show_log()
     with bar(settings.algorithm.steps) as watch:
         result = training.run(
-            settings, problem, place, resume=resume, moved=moved, ledgers=ledger, watch=watch, plan=plan, world=world,
+            settings, problem, place, resume=resume, moved=moved, watch=watch, plan=plan, world=world,
         )  # fmt: skip
     if not world.rank:
         page.leave(result.folder, result.summary)

@@ -151,15 +151,6 @@ def test_a_person_at_two_sites_is_what_the_noise_is_for(place):
     assert "record" not in text
 
 
-def test_ledgers_of_different_units_do_not_mix(place):
-    train(place, "persons", "--set=algorithm.name=privsgp", "--set=algorithm.steps=2")
-    for change in (["--set=data.person=", "--set=data.rows_per_person="], ["--set=data.rows_per_person=2"]):
-        words = ["--set=algorithm.name=privsgp", "--ledger", place / "persons", "--out", place / "rows"]
-        ran = runs.command("train", place / "run.toml", *words, *change)
-        assert ran.code == 2
-        assert "another number of rows of a person" in ran.err
-
-
 def test_identifiers_stay_where_they_are(place):
     ran = train(place, "secret", "--set=seed=")
     assert "persons have more than 3 rows, and 3 of each are used" in ran.err

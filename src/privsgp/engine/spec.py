@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from privsgp.accounting.ledger import Segment
     from privsgp.accounting.mechanisms import Accountant, Mechanism, Relation
     from privsgp.accounting.pairwise import PairwiseCovariance
     from privsgp.algorithms import Algorithm, Settings
@@ -96,8 +95,7 @@ class Protection:
     """What is promised: one mechanism and one budget per node, and how many releases that budget pays for.
 
     `epsilon(node, releases)` is the certified ε of so many releases. `allowance` is, for each node, the number of its
-    releases with the spare ones, which its noise was calibrated for; None where noise was fixed by hand. `earlier` are
-    each node's runs on the same data that were counted first; none of any node where it is empty.
+    releases with the spare ones, which its noise was calibrated for; None where noise was fixed by hand.
     """
 
     mechanisms: Sequence[Mechanism]
@@ -107,7 +105,6 @@ class Protection:
     accountant: Accountant
     allowance: Sequence[int] | None
     epsilon: Callable[[int, int], float]
-    earlier: Sequence[Sequence[Segment]] = ()
     covariance: PairwiseCovariance | None = None  # of all nodes' noise, where pairs of them share it
     trust_curve: Callable[[int, int], list[tuple[int, float]]] | None = None  # of a node after so many releases
 
@@ -131,10 +128,6 @@ class Protection:
                     f"ε = {up(spent, 6)} of {budget}",
                     "nothing was sent; report this: noise must be calibrated for what is released",
                 )
-
-    def after(self, node: int) -> Sequence[Segment]:
-        """Return the runs that were counted before this one chose its noise: its ledger may hold no other."""
-        return self.earlier[node] if self.earlier else ()
 
 
 @dataclass(frozen=True)
