@@ -169,11 +169,6 @@ def runs_of(config: Config, source: Source, problem: Problem, data_dir: Path | N
         )
     count = max(64, min(REHEARSED, REHEARSED * WEIGHTS // dim))
     if source.kind == "synthetic":
-        if isinstance(d.vocabulary, tuple):
-            raise Refused(
-                "a plan with several inputs per sample, for which there are no stand-ins",
-                "give numbers for what is 'auto', or public data of the same kind (plan.data)",
-            )
         if d.vocabulary is not None:
             shape, target = d.x.shape[1:], d.y.shape[1:]
             texts = stand_in.tokens(shape, d.classes, target, samples=count, vocabulary=d.vocabulary)
