@@ -45,7 +45,7 @@ from privsgp.data.published import BUILT_IN
 from privsgp.data.schema_text import written
 from privsgp.data.tables import is_table
 from privsgp.data.text import TextOptions
-from privsgp.engine.averaging import FinalModelOptions
+from privsgp.engine.averaging import FinalModel
 from privsgp.errors import Refused
 from privsgp.features.options import FEATURES
 from privsgp.files import flat, read_toml
@@ -227,7 +227,7 @@ class Privacy(_Planned):
         return 0 in (self.sigma if isinstance(self.sigma, list) else [self.sigma])
 
 
-class AlgorithmSection(_Planned, UpdateOptions, FinalModelOptions):
+class AlgorithmSection(_Planned, UpdateOptions, FinalModel):
     """The method. Name, batch, steps, step_size and weights may be "auto": the planner chooses them."""
 
     name: Annotated[str, _one_of(ALGORITHMS)] = option("privsgp-vr", "the method")
