@@ -100,7 +100,7 @@ def make_clock(config: Config, network: Graph) -> Waiting | Events:
     """Return the time of each step, or the order of events. All of it is public."""
     c, algorithm = config.clock, ALGORITHMS[config.algorithm.name]
     times = Times(
-        network.nodes, c.compute, c.mean, c.spread or 0.0,
+        network.nodes, c.spread,
         tuple(c.stragglers) if isinstance(c.stragglers, list) else c.stragglers, c.slowdown,
         public_seed(config.seed, config.shared_hash(), "clock"),
     )  # fmt: skip
