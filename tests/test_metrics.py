@@ -76,15 +76,6 @@ def test_calibration_in_the_large_and_slope_find_what_was_done_to_logits():
     assert apart["calibration_slope"] is None
 
 
-@given(st.integers(0, 2**32 - 1))
-def test_a_temperature_takes_logits_back(seed):
-    outputs, _ = _made(seed, 4, 3000)
-    rng = np.random.default_rng(seed)
-    p = torch.softmax(2 * outputs, 1).numpy()
-    y = np.array([rng.choice(4, p=row) for row in p])
-    assert metrics.temperature(torch.softmax(outputs, 1).numpy(), y) == pytest.approx(2, rel=0.15)
-
-
 def test_a_threshold_reaches_what_it_is_for():
     rng = np.random.default_rng(0)
     p, y = rng.random(500).round(2), rng.integers(0, 2, 500)

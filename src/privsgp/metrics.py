@@ -168,20 +168,6 @@ def platt(p: NDArray[np.float64], y: Labels) -> tuple[float, float] | None:
     return (float(found.x[0]), float(found.x[1])) if finite else None
 
 
-def temperature(p: Probabilities, y: Labels) -> float | None:
-    """Return the slope of all logits that makes the classes most likely; None if no finite one does."""
-    from scipy.optimize import minimize_scalar
-    from scipy.special import log_softmax
-
-    z = np.log(np.maximum(p, _SURE))
-    found = minimize_scalar(
-        lambda slope: -float(log_softmax(slope * z, 1)[np.arange(len(y)), y].mean()),
-        bounds=(0, _STEEP),
-        method="bounded",
-    )
-    return float(found.x) if 1e-3 < found.x < 0.99 * _STEEP else None
-
-
 def threshold_for(p: NDArray[np.float64], y: Labels, aim: str, least: float) -> float:
     """Return the threshold on the probability of class 1 with at least this sensitivity (or specificity)."""
     own = np.sort(p[y == (aim == "sensitivity")])

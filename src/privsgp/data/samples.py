@@ -58,26 +58,15 @@ def _items(given: torch_data.Dataset[Any]) -> tuple[Any, Any]:
         remedy = "give a map-style Dataset (__getitem__ and __len__) with at least one sample"
         raise Refused(f"data is a {type(given).__name__} that has no items by number", remedy)
     try:
-        x, y = torch_data.default_collate([_sample(given[i]) for i in range(len(given))])
-    except Refused:
-        raise
-    except (RuntimeError, KeyError) as error:
-        raise Refused(f"items of the data set differ: {error}", "pad or cut them to one shape") from error
-    return x, y
-
-
-def _sample(item: object) -> tuple[Any, Any]:
-    """Return input and target of an item."""
-    if not isinstance(item, tuple | list) or len(item) != 2:
-        raise Refused(f"an item of the data set is a {type(item).__name__}", "let it give pairs: (input, target)")
-    return _tensors(item[0]), _tensors(item[1])
-
-
-def _tensors(x: Any) -> Any:  # noqa: ANN401 - whatever was brought
-    if isinstance(x, Mapping) or (isinstance(x, tuple | list) and x and not isinstance(x[0], int | float)):
+        x, y = torch_data.default_collate([given[i] for i in range(len(given))])
+    except (RuntimeError, KeyError, TypeError, ValueError) as error:
+        remedy = (
+            "let each item be a pair (input, target) of tensors, all of one shape; of images: transforms.ToTensor()"
+        )
+        raise Refused(f"items of the data set are no such pairs: {error}", remedy) from error
+    if isinstance(x, Mapping | list | tuple):
         raise _several("an item of the data set")
-    found = x.detach().cpu() if isinstance(x, torch.Tensor) else torch.from_numpy(np.array(x))
-    return found.permute(2, 0, 1) if hasattr(x, "getbands") and found.ndim == 3 else found  # Pillow's, as torch's
+    return x, y
 
 
 def _several(what: str) -> Refused:

@@ -78,6 +78,7 @@ class _Metric(_Kept):
 class _Trained(_Kept):
     epsilon: _Number
     delta: _Number
+    honest: _Whole | None
 
 
 class Evaluated(_Kept):
@@ -91,7 +92,10 @@ class Evaluated(_Kept):
     held_out: list[_Whole]
     noise: str
     honest: _Whole | None
-    added: str
+    unit: str
+    sites_per_person: _Whole
+    records: list[_Whole]
+    added: str | None
     trained: _Trained
     metrics: list[_Metric]
 

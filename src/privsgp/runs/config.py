@@ -258,11 +258,12 @@ class Clock(Options):
 
 
 class EvaluationSection(Options):
-    """Private evaluation: `privsgp evaluate RUN run.toml --private`. Only `share` has a part in training."""
+    """Private evaluation: `privsgp evaluate RUN run.toml --private`. Only share and key have a part in training."""
 
     share: Annotated[float, Field(gt=0, le=0.5)] | None = option(
-        None, "simulations: the share of records that is held out of training, by a hash of each; left out: none"
+        None, "the share of persons that is held out of training, by a hash of each identifier; or of rows, by place"
     )
+    key: str = option("privsgp", "the public key of that hash: use one key in all studies of the same persons")
     epsilon: Positive = option(1.0, "ε of the one release of each site")
     delta: Probability = option(1e-5, "its δ; below 1 / held-out records of a site")
     bins: Annotated[int, Field(ge=2, le=100)] | list[Probability] = option(
@@ -272,6 +273,18 @@ class EvaluationSection(Options):
     residual: Positive | None = option(
         None, "numbers: residuals are clipped here, in the unit of the table; left out: a quarter of the target's range"
     )
+
+
+class SumSection(Options):
+    """One noised sum instead of a model: `privsgp describe`, `evaluate --private` and `agree propose` write this."""
+
+    kind: Literal["description", "evaluation"] | None = option(None, "what is released; left out: a model")
+    columns: list[str] = option([], "description: the columns; left out: all that the schema uses")
+    bins: Annotated[int, Field(ge=2, le=200)] = option(20, "description: bins of a number's public range")
+    by: list[str] = option([], "description: columns by whose values the target's classes are counted too")
+    moments: Positive | None = option(None, "description: second moments of rows that are clipped to this norm")
+    model: str | None = option(None, "evaluation: the SHA-256 of the model's file")
+    run: str | None = option(None, "evaluation: the id of the run that trained the model")
 
 
 class PlanSection(Options):
@@ -321,6 +334,7 @@ class Config(Options):
     clock: Clock = Clock()
     plan: PlanSection = PlanSection()
     evaluation: EvaluationSection = EvaluationSection()
+    sum: SumSection = SumSection()
     engine: Engine = Engine()
     _base: Path = PrivateAttr(default_factory=Path)
 
@@ -398,8 +412,6 @@ class Config(Options):
         other = d.schema and d.path and not is_table(d.path)
         yield other, "data.path", "a schema is of .csv, .parquet or .feather"
         yield d.schema and d.classes, "data.classes", "leave it out: data.schema lists them"
-        remedy = 'sizes of the two sides would count equal records; evaluate files: RUN "test-{site}.csv" --private'
-        yield self.evaluation.share is not None and self.seed is None, "evaluation.share seed", remedy
         vectors = d.text is not None and d.text.tokens == "wordllama"
         apart = vectors != (self.features.name == "wordllama")
         yield apart, "features.name", "take it for data.text.tokens too, or never"
@@ -559,13 +571,21 @@ class Config(Options):
         """Return what every site must agree on: no names, paths, devices or file layouts."""
         values = self.model_dump(
             mode="json",
-            exclude={"name": True, "plan": True, "evaluation": True, "data": {"path", "test", "test_path"}},
+            exclude={
+                "name": True,
+                "plan": True,
+                "evaluation": True,
+                "sum": True,
+                "data": {"path", "test", "test_path"},
+            },
         )
         if self.data.person is None:  # hashes of agreements that know no persons stay the same
             values["data"] = {key: value for key, value in values["data"].items() if key not in _OF_PERSONS}
             del values["privacy"]["sites_per_person"]
         if self.evaluation.share is not None:  # which records are trained on
-            values["evaluation"] = {"share": self.evaluation.share}
+            values["evaluation"] = {"share": self.evaluation.share, "key": self.evaluation.key}
+        if self.sum.kind is not None:
+            values |= {"evaluation": self.evaluation.model_dump(mode="json"), "sum": self.sum.model_dump(mode="json")}
         return values | {"engine": {"dtype": self.engine.dtype}}
 
     def with_algorithm(self, **values: Any) -> Config:  # noqa: ANN401 - keys of the section
@@ -742,7 +762,7 @@ def differences(old: Config, new: Config, gone: Mapping[str, Any] | None = None)
     """Name every key whose change would change the result, with both values; `gone` are keys of an old run folder."""
     free = {"name", *(f"plan.{key}" for key in PlanSection.model_fields)}
     free |= {f"engine.{key}" for key in ("device", "evaluate_every", "checkpoint_every")}
-    free |= {f"evaluation.{key}" for key in EvaluationSection.model_fields if key != "share"}
+    free |= {f"evaluation.{key}" for key in EvaluationSection.model_fields if key not in ("share", "key")}
     a, b = flat(old.model_dump(mode="json")) | dict(gone or {}), flat(new.model_dump(mode="json"))
     if b.get(_SCALE) == "auto":  # settled by the rest, or as the run that goes on has it
         free |= {_SCALE} if b.get(_DIFFERENCE) is not None else {_SCALE, _DIFFERENCE}

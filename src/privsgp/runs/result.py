@@ -156,7 +156,7 @@ class Result:
     ) -> None:
         """Fit probabilities, or choose a threshold, on public data; calibration.json of the run's folder keeps them.
 
-        Two classes get a shift and a slope (Platt), more of them a slope (temperature).
+        The probabilities of two classes get a shift and a slope (Platt).
 
         Args:
             data: Public samples with targets, as for `evaluate`.
@@ -167,28 +167,24 @@ class Result:
             Refused: If the samples are records of a private run that the budget book knows, or cannot be fitted.
 
         """
-        if self.card["loss"] not in ("cross-entropy", "binary"):
-            raise Refused("calibration of a model without classes", "take a model of classes")
+        if self.card["classes"] != 2:
+            raise Refused(
+                f"calibration of a model of {self.card['classes'] or 'no'} classes", "take one of two classes"
+            )
         x, given = self._measured(data, every=True)
         outputs, y = self.outputs(x).double().numpy(), labels(given, self.card)
         made = dataclasses.replace(self.calibration, threshold=None)
         if fit:
             made = dataclasses.replace(made, slope=1.0, shift=0.0)
             p = made.probabilities(outputs, self.card["loss"])
-            shift, slope = 0.0, measures.temperature(p, y) if p.shape[1] > 2 else None
-            if p.shape[1] == 2 and (best := measures.platt(p[:, 1], y)) is not None:
-                shift, slope = best
-            if slope is None:
-                raise Refused("these samples have no finite calibration", "take more public samples, of all classes")
-            made = dataclasses.replace(made, slope=slope, shift=shift)
+            if (best := measures.platt(p[:, 1], y)) is None:
+                raise Refused("these samples have no finite calibration", "take more public samples, of both classes")
+            made = dataclasses.replace(made, shift=best[0], slope=best[1])
         if threshold_for:
             aim, _, least = threshold_for.partition("=")
             share = as_number(least)
-            classes = self.card["classes"]
-            if aim not in ("sensitivity", "specificity") or share is None or not 0 < share <= 1 or classes != 2:
-                raise Refused(
-                    f"threshold for {threshold_for!r}, {classes} classes", "take sensitivity=0.9, of two classes"
-                )
+            if aim not in ("sensitivity", "specificity") or share is None or not 0 < share <= 1:
+                raise Refused(f"threshold for {threshold_for!r}", "take sensitivity=0.9 or specificity=0.9")
             if not (y == (aim == "sensitivity")).any():
                 raise Refused(f"no sample decides the {aim}", "take public samples of both classes")
             p = made.probabilities(outputs, self.card["loss"])
