@@ -155,7 +155,7 @@ class Trainer:
             shares = [share for block, nodes in each for share in clip_reached(block, start[nodes], final.z[nodes])]
             self.folder.keep_clip({"step": k, "clip_reached": shares})
         s = self._gathered(final)
-        mixed = self.spec.final_model.mixing or k < self.spec.steps  # since the last row
+        mixed = self.spec.final_model.final_mixing or k < self.spec.steps  # since the last row
         if s is not None and (not rows or rows[-1]["step"] != k or not self.transport.local or mixed):
             rows = [row for row in rows if row["step"] < k] + [self.evaluator.measured(k, seconds, s)]
             self.folder.write_metrics(rows, self._mark)
@@ -175,7 +175,7 @@ class Trainer:
     def _mixed_on(self, k: int, s: State) -> State:
         """Mix without gradients, so that the nodes agree: of what was sent before, nothing new is revealed."""
         every = self.spec.settings.local_steps
-        for r in range(k + -(k + 1) % every, k + self.spec.final_model.mixing * every, every):
+        for r in range(k + -(k + 1) % every, k + self.spec.final_model.final_mixing * every, every):
             s = State.debiased(*self.driver(r, Exchange(s.x, s.w)))
         return s
 

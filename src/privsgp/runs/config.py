@@ -45,7 +45,7 @@ from privsgp.data.published import BUILT_IN
 from privsgp.data.schema_text import written
 from privsgp.data.tables import is_table
 from privsgp.data.text import TextOptions
-from privsgp.engine.averaging import FinalModelOptions
+from privsgp.engine.averaging import FinalModel
 from privsgp.errors import Refused
 from privsgp.features.options import FEATURES
 from privsgp.files import flat, read_toml
@@ -227,7 +227,7 @@ class Privacy(_Planned):
         return 0 in (self.sigma if isinstance(self.sigma, list) else [self.sigma])
 
 
-class AlgorithmSection(_Planned, UpdateOptions, FinalModelOptions):
+class AlgorithmSection(_Planned, UpdateOptions, FinalModel):
     """The method. Name, batch, steps, step_size and weights may be "auto": the planner chooses them."""
 
     name: Annotated[str, _one_of(ALGORITHMS)] = option("privsgp-vr", "the method")
@@ -260,17 +260,13 @@ class Clock(Options):
 
     Example:
         >>> import privsgp
-        >>> privsgp.Clock(compute="lognormal", spread=0.3, stragglers=[3], slowdown=5.0).slowdown
+        >>> privsgp.Clock(spread=0.3, stragglers=[3], slowdown=5.0).slowdown
         5.0
 
     """
 
-    compute: Literal["constant", "exponential", "lognormal"] = option(
-        "constant", "how a gradient's time is distributed"
-    )
-    mean: Positive = option(1.0, "seconds that a gradient takes")
-    spread: Positive | None = option(None, "standard deviation / mean of lognormal times")
-    latency: NotNegative = option(0.0, "seconds that a message takes")
+    spread: NotNegative = option(0.0, "standard deviation of the time of a gradient, whose mean is 1; log-normal")
+    latency: NotNegative = option(0.0, "time of a message; a gradient takes 1")
     stragglers: Annotated[float, Field(ge=0, le=1)] | list[Annotated[int, Field(ge=0)]] = option(
         0.0, "slow nodes: a fraction of them, or a list of their numbers"
     )
@@ -512,8 +508,6 @@ class Config(Options):
         yield parts, "algorithm.batch algorithm.sampling", "give a whole number"
         apart = a.final_mixing and method.network in ("server", "alone")
         yield apart, "algorithm.final_mixing algorithm.name", "leave it out: its nodes have no neighbours to mix with"
-        spread = (c.spread is not None) != (c.compute == "lognormal")
-        yield spread, "clock.spread clock.compute", "give the spread of 'lognormal' times, and of no other"
         slow = bool(c.stragglers) != (c.slowdown > 1)
         remedy = "say both which nodes are slow and how much slower, or neither"
         yield slow, "clock.slowdown clock.stragglers", remedy
@@ -902,6 +896,8 @@ GONE: dict[str, tuple[str, Any]] = {
         "leave it out: privsgp puts a table on the device, or in memory if it has no room",
         "auto",
     ),
+    "clock.compute": ("leave it out: clock.spread above 0 makes times log-normal, and 0 constant", "constant"),
+    "clock.mean": ("leave it out: a gradient takes 1 on average; give clock.latency in that unit", 1.0),
     "clock.bandwidth": ("leave it out: clock.latency is what a message takes", None),
     "plan.may_spend": ("leave it out: a plan never looks at the nodes' own data", False),
     "plan.evaluations": ("leave it out: a node evaluates algorithm.batch × algorithm.steps gradients", None),
