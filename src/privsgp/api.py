@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from privsgp.data.schema import Schema
     from privsgp.metrics import Kind
-    from privsgp.runs.sections import Algorithm, Clock, Engine, Features, Graph, Images, Plan, Privacy, Text
+    from privsgp.runs.sections import Algorithm, Clock, Engine, Features, Graph, Images, Plan, Privacy, Text, Transport
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -84,6 +84,7 @@ def train(
     graph: str | Graph | Keys | None = None,
     privacy: Privacy | Keys | None = None,
     algorithm: str | Algorithm | Keys | None = None,
+    transport: Transport | Keys | None = None,
     clock: Clock | Keys | None = None,
     plan: Plan | Keys | None = None,
     engine: Engine | Keys | None = None,
@@ -127,6 +128,7 @@ def train(
         graph: The network: a name, or a `privsgp.Graph`.
         privacy: Budgets and noise: a `privsgp.Privacy`.
         algorithm: The method and its settings: a name, or a `privsgp.Algorithm`.
+        transport: The bits of a message: a `privsgp.Transport`.
         clock: The virtual clock: a `privsgp.Clock`.
         plan: The data of the planner: a `privsgp.Plan`.
         engine: Device, precision and checkpoints: a `privsgp.Engine`.
@@ -163,7 +165,7 @@ def train(
         _refuse_trained(model, features)
     sections = {
         "name": name, "seed": seed, "nodes": nodes, "graph": graph, "privacy": privacy, "algorithm": algorithm,
-        "clock": clock, "plan": plan, "engine": engine,
+        "transport": transport, "clock": clock, "plan": plan, "engine": engine,
         "features": {"name": "module"} if isinstance(features, nn.Module) else features or {},
     }  # fmt: skip
     own = {

@@ -319,12 +319,6 @@ def _whole(mechanism: Mechanism, *, replace: bool) -> Release:
     return Sampled(1.0, _over(mechanism.radius, mechanism.samples * mechanism.sigma), replace)
 
 
-def _sum(mechanism: Mechanism, *, replace: bool) -> Release:
-    """Σ v_j: shift G; between two vectors without negative entries √2 G."""
-    assert isinstance(mechanism, mechanisms.Counts)  # noqa: S101
-    return Sampled(1.0, _over(mechanism.apart(replace=replace), mechanism.sigma))
-
-
 def _over(norm: float, noise: float) -> float:
     return norm / noise if noise else math.inf
 
@@ -335,5 +329,4 @@ _KINDS: dict[type[Mechanism], Callable[..., Release]] = {
     Saga: _saga,
     mechanisms.Gaussian: _whole,
     mechanisms.Sag: _whole,
-    mechanisms.Counts: _sum,
 }

@@ -131,6 +131,8 @@ class Attacked(Randomness):
         """Look at every message that is released; nothing is mixed, since the adversary chooses what a node gets."""
         if isinstance(event, Release):
             self._look(k, event.message)
+            if self.spec.settings.local_steps > 1:  # the next gradient may be taken at what was released
+                self._before, self._coming = self._columns(event.message).clone(), None
         if not isinstance(event, Exchange):
             return None
         lure = k % len(self.lures)
@@ -140,7 +142,10 @@ class Attacked(Randomness):
 
     def sample(self, k: int) -> list[Drawn]:
         """Choose where to look at this step: along the gradient, or along its change where that is what is sent."""
-        if (coming := self._coming) is not None:
+        coming = self._coming
+        if coming is None and k > 0:
+            coming = self._canary_gradients(self.state.z)
+        if coming is not None:
             change = coming - self._gradient if self.spec.protection.mechanisms[0].weighted else coming
             self._gradient, self._direction = coming, _unit(change)
         self._taken.zero_()  # gradients may have been taken to fill a table

@@ -28,6 +28,13 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoi
 NAMES = tuple(MODELS)
 
 
+def mean(width: int, device: str = "cpu") -> nn.Module:
+    """Return ⟨θ, v⟩ with θ = 0: under the loss −⟨θ, v⟩ one step makes θ the mean of the vectors."""
+    made = nn.Linear(width, 1, bias=False, device=device)
+    nn.init.zeros_(made.weight)
+    return made
+
+
 def make(
     name: str,
     *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import logging
 import math
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _MOST_NAMED = 5
 _PERSON = ", one person"
+HELD_OUT, TRAINED = "held out", "trained on"
 
 
 def records_of(hashes: Hashes, dataset: Dataset, parts: Sequence[NDArray[np.int64]]) -> list[Records]:
@@ -50,6 +52,14 @@ def records_of(hashes: Hashes, dataset: Dataset, parts: Sequence[NDArray[np.int6
         digest = hashlib.sha256(b"".join(part.tobytes() for part in told)).hexdigest()
         found.append(Records(digest, known[rows]))
     return found
+
+
+def pooled(records: Sequence[Records]) -> list[Records]:
+    """Return the records of all nodes as those of one."""
+    if not records:
+        return []
+    digest = hashlib.sha256("".join(one.digest for one in records).encode()).hexdigest()
+    return [Records(digest, np.concatenate([one.hashes for one in records]))]
 
 
 def _unit(mechanism: Mechanism) -> str:
@@ -78,6 +88,25 @@ def entries(spec: RunSpec, folder: Folder, command: str, data: str, sites: Seque
         )
         for i in spec.here
     ]
+
+
+def with_others(
+    made: Sequence[Entry], records: Sequence[Records | None], also: Sequence[tuple[str, bool, Sequence[Records]]]
+) -> tuple[list[Entry], list[Records | None]]:
+    """Add the records of each node that a run names without using them: why, whether they are charged, and which."""
+    entries, known = list(made), list(records)
+    for why, charged, others in also:
+        for entry, own in zip(made, others, strict=True):
+            run = f"{entry.run}/{why}"
+            named = dataclasses.replace(entry, run=run, command=why)  # entries with one ledger share its budget
+            entries.append(named if charged else dataclasses.replace(named, ledger=run, epsilon=0.0, delta=0.0))
+            known.append(own)
+    return entries, known
+
+
+def held_out(run: str) -> str:
+    """Return the number under which the book has the records that a run holds out."""
+    return f"{run}/{HELD_OUT}"
 
 
 def enter(

@@ -68,6 +68,7 @@ def build_run(resolved: Resolved, world: World | None = None, agreed: dict[str, 
         graph=network,
         clock=clock,
         steps=steps,
+        bits=config.transport.bits,
         step_size=lambda _k: step_size,
         device=device,
         dtype=dtype,
@@ -77,7 +78,7 @@ def build_run(resolved: Resolved, world: World | None = None, agreed: dict[str, 
         layout=layout(config),
         momentum=a.momentum,
         weights=_weights(config, problem.samples, protection),
-        final_model=a.final_model,
+        final_model=a,
         noise=IndependentNoise() if c is None else PairwiseNoise(c, config.honest),
         sites=config.data.sites or (),
         share_metrics=config.test_is_public,
@@ -100,7 +101,7 @@ def make_clock(config: Config, network: Graph) -> Waiting | Events:
     """Return the time of each step, or the order of events. All of it is public."""
     c, algorithm = config.clock, ALGORITHMS[config.algorithm.name]
     times = Times(
-        network.nodes, c.compute, c.mean, c.spread or 0.0,
+        network.nodes, c.spread,
         tuple(c.stragglers) if isinstance(c.stragglers, list) else c.stragglers, c.slowdown,
         public_seed(config.seed, config.shared_hash(), "clock"),
     )  # fmt: skip

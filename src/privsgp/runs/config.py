@@ -45,7 +45,7 @@ from privsgp.data.published import BUILT_IN
 from privsgp.data.schema_text import written
 from privsgp.data.tables import is_table
 from privsgp.data.text import TextOptions
-from privsgp.engine.averaging import FinalModelOptions
+from privsgp.engine.averaging import FinalModel
 from privsgp.errors import Refused
 from privsgp.features.options import FEATURES
 from privsgp.files import flat, read_toml
@@ -227,16 +227,32 @@ class Privacy(_Planned):
         return 0 in (self.sigma if isinstance(self.sigma, list) else [self.sigma])
 
 
-class AlgorithmSection(_Planned, UpdateOptions, FinalModelOptions):
+class AlgorithmSection(_Planned, UpdateOptions, FinalModel):
     """The method. Name, batch, steps, step_size and weights may be "auto": the planner chooses them."""
 
     name: Annotated[str, _one_of(ALGORITHMS)] = option("privsgp-vr", "the method")
     batch: Positive = option(16, "b: expected samples a step, at the mean size; node i draws with q = b/J̄")
-    steps: Count = option(300, "K")
+    steps: Count = option(300, "K: steps with a gradient and its noise; each is paid for")
+    local_steps: Count = option(1, "τ: steps of a message: nodes send after every τ-th of the K steps")
     step_size: Positive | Literal["theory"] = option(0.2, "γ; theory: √(n/K)")
     sampling: Literal["poisson", "fixed"] = option("poisson", "a coin a sample, or batches of one size")
     trust: Trust | None = option(None, "what an adversary sees; left out: the method's own")
     may_be_auto: ClassVar[tuple[str, ...]] = AUTO
+
+
+class TransportSection(Options):
+    """Messages between nodes.
+
+    Example:
+        >>> import privsgp
+        >>> privsgp.Transport(bits=8).bits
+        8
+
+    """
+
+    bits: Literal[32, 16, 8, 4] = option(
+        32, "of each number of a message; fewer: rounded, and the sender keeps the rest; 32: as engine.dtype has it"
+    )
 
 
 class Clock(Options):
@@ -244,17 +260,13 @@ class Clock(Options):
 
     Example:
         >>> import privsgp
-        >>> privsgp.Clock(compute="lognormal", spread=0.3, stragglers=[3], slowdown=5.0).slowdown
+        >>> privsgp.Clock(spread=0.3, stragglers=[3], slowdown=5.0).slowdown
         5.0
 
     """
 
-    compute: Literal["constant", "exponential", "lognormal"] = option(
-        "constant", "how a gradient's time is distributed"
-    )
-    mean: Positive = option(1.0, "seconds that a gradient takes")
-    spread: Positive | None = option(None, "standard deviation / mean of lognormal times")
-    latency: NotNegative = option(0.0, "seconds that a message takes")
+    spread: NotNegative = option(0.0, "standard deviation of the time of a gradient, whose mean is 1; log-normal")
+    latency: NotNegative = option(0.0, "time of a message; a gradient takes 1")
     stragglers: Annotated[float, Field(ge=0, le=1)] | list[Annotated[int, Field(ge=0)]] = option(
         0.0, "slow nodes: a fraction of them, or a list of their numbers"
     )
@@ -262,11 +274,12 @@ class Clock(Options):
 
 
 class EvaluationSection(Options):
-    """Private evaluation: `privsgp evaluate RUN run.toml --private`. Only `share` has a part in training."""
+    """Private evaluation: `privsgp evaluate RUN run.toml --private`. Only share and key have a part in training."""
 
     share: Annotated[float, Field(gt=0, le=0.5)] | None = option(
-        None, "simulations: the share of records that is held out of training, by a hash of each; left out: none"
+        None, "the share of persons that is held out of training, by a hash of each identifier; or of rows, by place"
     )
+    key: str = option("privsgp", "the public key of that hash: use one key in all studies of the same persons")
     epsilon: Positive = option(1.0, "ε of the one release of each site")
     delta: Probability = option(1e-5, "its δ; below 1 / held-out records of a site")
     bins: Annotated[int, Field(ge=2, le=100)] | list[Probability] = option(
@@ -276,6 +289,18 @@ class EvaluationSection(Options):
     residual: Positive | None = option(
         None, "numbers: residuals are clipped here, in the unit of the table; left out: a quarter of the target's range"
     )
+
+
+class SumSection(Options):
+    """One noised sum instead of a model: `privsgp describe`, `evaluate --private` and `agree propose` write this."""
+
+    kind: Literal["description", "evaluation"] | None = option(None, "what is released; left out: a model")
+    columns: list[str] = option([], "description: the columns; left out: all that the schema uses")
+    bins: Annotated[int, Field(ge=2, le=200)] = option(20, "description: bins of a number's public range")
+    by: list[str] = option([], "description: columns by whose values the target's classes are counted too")
+    moments: Positive | None = option(None, "description: second moments of rows that are clipped to this norm")
+    model: str | None = option(None, "evaluation: the SHA-256 of the model's file")
+    run: str | None = option(None, "evaluation: the id of the run that trained the model")
 
 
 class PlanSection(Options):
@@ -322,9 +347,11 @@ class Config(Options):
     graph: GraphSection = GraphSection()
     privacy: Privacy = Privacy()
     algorithm: AlgorithmSection = AlgorithmSection()
+    transport: TransportSection = TransportSection()
     clock: Clock = Clock()
     plan: PlanSection = PlanSection()
     evaluation: EvaluationSection = EvaluationSection()
+    sum: SumSection = SumSection()
     engine: Engine = Engine()
     _base: Path = PrivateAttr(default_factory=Path)
 
@@ -402,8 +429,6 @@ class Config(Options):
         other = d.schema and d.path and not is_table(d.path)
         yield other, "data.path", "a schema is of .csv, .parquet or .feather"
         yield d.schema and d.classes, "data.classes", "leave it out: data.schema lists them"
-        remedy = 'sizes of the two sides would count equal records; evaluate files: RUN "test-{site}.csv" --private'
-        yield self.evaluation.share is not None and self.seed is None, "evaluation.share seed", remedy
         vectors = d.text is not None and d.text.tokens == "wordllama"
         apart = vectors != (self.features.name == "wordllama")
         yield apart, "features.name", "take it for data.text.tokens too, or never"
@@ -472,12 +497,17 @@ class Config(Options):
         for key in ("difference_clip", "difference_scale") if "name" in a.auto else ():
             given = getattr(a, key, None) not in (None, "auto")
             yield given, f"algorithm.{key} algorithm.name", "leave it out"
+        pushed = method.step is PushSum.step and method.network == "directed"
+        remedy = "take privsgp, privsgp-vr or privsgp-sag: a node of push-sum can keep what a message leaves out. "
+        remedy += "Compressed messages, servers, and pairs that average have no place for it"
+        for key, used in (("transport.bits", self.transport.bits < 32), ("algorithm.local_steps", a.local_steps > 1)):
+            yield used and not pushed, f"{key} algorithm.name", remedy
+        part = a.steps % a.local_steps and "steps" not in a.auto
+        yield part, "algorithm.local_steps algorithm.steps", "take K that it divides: K counts local steps too"
         parts = a.sampling == "fixed" and a.batch != int(a.batch)
         yield parts, "algorithm.batch algorithm.sampling", "give a whole number"
         apart = a.final_mixing and method.network in ("server", "alone")
         yield apart, "algorithm.final_mixing algorithm.name", "leave it out: its nodes have no neighbours to mix with"
-        spread = (c.spread is not None) != (c.compute == "lognormal")
-        yield spread, "clock.spread clock.compute", "give the spread of 'lognormal' times, and of no other"
         slow = bool(c.stragglers) != (c.slowdown > 1)
         remedy = "say both which nodes are slow and how much slower, or neither"
         yield slow, "clock.slowdown clock.stragglers", remedy
@@ -565,13 +595,25 @@ class Config(Options):
         """Return what every site must agree on: no names, paths, devices or file layouts."""
         values = self.model_dump(
             mode="json",
-            exclude={"name": True, "plan": True, "evaluation": True, "data": {"path", "test", "test_path"}},
+            exclude={
+                "name": True,
+                "plan": True,
+                "evaluation": True,
+                "sum": True,
+                "data": {"path", "test", "test_path"},
+            },
         )
         if self.data.person is None:  # hashes of agreements that know no persons stay the same
             values["data"] = {key: value for key, value in values["data"].items() if key not in _OF_PERSONS}
             del values["privacy"]["sites_per_person"]
+        if self.algorithm.local_steps == 1:  # nor that of agreements from before there were others
+            del values["algorithm"]["local_steps"]
+        if self.transport.bits == 32:
+            del values["transport"]
         if self.evaluation.share is not None:  # which records are trained on
-            values["evaluation"] = {"share": self.evaluation.share}
+            values["evaluation"] = {"share": self.evaluation.share, "key": self.evaluation.key}
+        if self.sum.kind is not None:
+            values |= {"evaluation": self.evaluation.model_dump(mode="json"), "sum": self.sum.model_dump(mode="json")}
         return values | {"engine": {"dtype": self.engine.dtype}}
 
     def with_algorithm(self, **values: Any) -> Config:  # noqa: ANN401 - keys of the section
@@ -748,7 +790,7 @@ def differences(old: Config, new: Config, gone: Mapping[str, Any] | None = None)
     """Name every key whose change would change the result, with both values; `gone` are keys of an old run folder."""
     free = {"name", *(f"plan.{key}" for key in PlanSection.model_fields)}
     free |= {f"engine.{key}" for key in ("device", "evaluate_every", "checkpoint_every")}
-    free |= {f"evaluation.{key}" for key in EvaluationSection.model_fields if key != "share"}
+    free |= {f"evaluation.{key}" for key in EvaluationSection.model_fields if key not in ("share", "key")}
     a, b = flat(old.model_dump(mode="json")) | dict(gone or {}), flat(new.model_dump(mode="json"))
     if b.get(_SCALE) == "auto":  # settled by the rest, or as the run that goes on has it
         free |= {_SCALE} if b.get(_DIFFERENCE) is not None else {_SCALE, _DIFFERENCE}
@@ -854,6 +896,8 @@ GONE: dict[str, tuple[str, Any]] = {
         "leave it out: privsgp puts a table on the device, or in memory if it has no room",
         "auto",
     ),
+    "clock.compute": ("leave it out: clock.spread above 0 makes times log-normal, and 0 constant", "constant"),
+    "clock.mean": ("leave it out: a gradient takes 1 on average; give clock.latency in that unit", 1.0),
     "clock.bandwidth": ("leave it out: clock.latency is what a message takes", None),
     "plan.may_spend": ("leave it out: a plan never looks at the nodes' own data", False),
     "plan.evaluations": ("leave it out: a node evaluates algorithm.batch × algorithm.steps gradients", None),

@@ -33,7 +33,7 @@ from privsgp.runs.summary import SEEN, seen, summary
 from privsgp.transport.rendezvous import World, blocks, refuse_differences, restarts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from privsgp.accounting.book import Records
     from privsgp.engine.spec import RunSpec
@@ -70,9 +70,34 @@ def run(
         spec = build_run(resolved, world)
         training = Trainer(spec, folder, watch, world)
         world.all_or_none(lambda: locks.enter_context(folder.locked()))
-        beside = _open(spec, resolved, folder, world, around, records, moved=moved, plan=plan)
+        also = [(booked.HELD_OUT, False, problem.aside)] if problem.aside else []
+        beside = _open(spec, resolved, folder, world, around, records, moved=moved, plan=plan, also=also)
         outcome = _train(training, folder)
         return _finish(spec, folder, outcome, world, beside, problem.encoder)
+
+
+def release(
+    config: Config, problem: Problem, out: Path, command: str, *,
+    also: Sequence[tuple[str, bool, Sequence[Records]]] = (), look: Callable[[RunSpec], None] = lambda _spec: None,
+) -> tuple[RunSpec, Outcome]:  # fmt: skip
+    """Release a noised sum: a run of one step, in one process; other records may be charged `also`.
+
+    `look` gets the run before anything is released or charged.
+
+    Guarantee: without a seed the release is in the budget book and in durable ledgers before any noise is drawn. If the
+    process dies, it counts as spent, and another call is another release.
+    """
+    world = World()
+    with contextlib.ExitStack() as locks:
+        folder, resolved = _resolve(config, problem, out, world, resume=False)
+        records = _records(resolved, world)
+        spec = build_run(resolved, world)
+        look(spec)
+        training = Trainer(spec, folder, None, world)
+        locks.enter_context(folder.locked())
+        around = _circumstances(resolved, world)
+        _open(spec, resolved, folder, world, around, records, command=command, also=also)
+        return spec, _train(training, folder)
 
 
 def _resolve(config: Config, problem: Problem, out: Path, world: World, *, resume: bool) -> tuple[Folder, Resolved]:
@@ -103,7 +128,9 @@ def _records(resolved: Resolved, world: World) -> Sequence[Records | None]:
 
 def _open(
     spec: RunSpec, resolved: Resolved, folder: Folder, world: World, around: dict[str, Any],
-    records: Sequence[Records | None], *, moved: bool, plan: dict[str, Any] | None,
+    records: Sequence[Records | None], *, moved: bool = False,
+    plan: dict[str, Any] | None = None, command: str = "train",
+    also: Sequence[tuple[str, bool, Sequence[Records]]] = (),
 ) -> list[int]:  # fmt: skip
     """Give the run its number, its folder and its entry in the budget book, before its first release.
 
@@ -125,9 +152,10 @@ def _open(
             raise Refused(what, "choose another one with {out}", out=None)
         if spec.algorithm.private:
             data = resolved.counted.data
-            made = booked.entries(spec, folder, "train", data.path or data.name)
+            made = booked.entries(spec, folder, command, data.path or data.name)
+            every = booked.with_others(made, records, also)
             policy = policies.read(policies.default_home() / "policy.toml")
-            booked.enter(made, records, resumed=folder.config.exists(), moved=moved, policy=policy)
+            booked.enter(*every, resumed=folder.config.exists(), moved=moved, policy=policy)
 
     world.all_or_none(enter)
     if beside[0] == world.rank:  # last: from now on there is a run to resume
