@@ -120,7 +120,7 @@ def test_budgets_of_their_own_are_refused_where_nodes_share_their_noise(key, val
         ("ldp-spider", "trust", "per-node", "'dp-srm'"),
         ("dp2-sgd", "difference_clip", 0.5, "'privsgp-vr' or 'dp-srm'"),
         ("privsgp-vr", "kept", 0.1, "'soteriafl-saga' or 'soteriafl-sgd' or 'soteriafl-svrg'"),
-        ("soteriafl-saga", "anchor_probability", 0.5, "'soteriafl-svrg'"),
+        ("ldp-svrg", "kept", 0.5, "'soteriafl-svrg'"),
     ],
 )
 def test_a_key_without_a_use_is_refused_with_those_that_have_one(name, key, value, users):

@@ -53,14 +53,11 @@ def test_with_a_server_full_batches_without_noise_are_gradient_descent(name):
     torch.testing.assert_close(state.z, wanted, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("shift_rate", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("name", ["soteriafl-sgd", "soteriafl-svrg", "soteriafl-saga"])
-def test_soteriafl_without_compression_is_what_it_compresses(name, shift_rate):
-    """Whatever the shift: the server follows the mean of the noised estimates, here plain SGD's and SAGA's."""
+def test_soteriafl_without_compression_is_what_it_compresses(name):
+    """The server follows the mean of the noised estimates, here plain SGD's and SAGA's."""
     setting = Setting(graph=make("complete", 4))
-    _, state = trained(setting, name, shift_rate=shift_rate)
-    _, same = trained(setting, name, shift_rate=0.0)
-    torch.testing.assert_close(state.x, same.x, rtol=0, atol=1e-12)
+    _, state = trained(setting, name)
     root = {"soteriafl-sgd": "privsgp", "soteriafl-saga": "privsgp-vr"}.get(name)
     if root:  # push-sum on a complete graph averages exactly, too
         torch.testing.assert_close(state.x, trained(setting, root)[1].x, rtol=0, atol=1e-12)

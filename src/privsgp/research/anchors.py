@@ -1,6 +1,6 @@
 """The common part of SVRG, SPIDER and SRM: a server, anchors, and differences to a public point.
 
-    anchor       m_i = (1/b₀) Σ_{j∈B} g_j(x) + N(0, σ_i² anchor_noise²)
+    anchor       m_i = (1/J) Σ_j g_j(x) + N(0, σ_i²)
     otherwise    m_i = (1/b) Σ_{j∈B} [α g_j(x) + (1 − α) clip_C(g_j(x) − g_j(x'))] + N(0, σ_i²)
     server       v from the mean of all m_i and what it remembers;  x ← x − γ v
 
@@ -29,8 +29,6 @@ class _AnchorOptions(Options):
     """The common part of methods with anchors."""
 
     difference_clip: Positive | None = option(None, "C: clips each difference of two gradients; left out: 2G, no clip")
-    anchor_batch: Positive | None = option(None, "expected samples of an anchor, at the mean size; left out: all")
-    anchor_noise: Positive = option(1.0, "an anchor's noise, in units of σ")
 
 
 class _PeriodicOptions(_AnchorOptions):
@@ -102,21 +100,10 @@ class Anchors(Algorithm):
 def _anchored(
     settings: Settings, period: int | None, sigma: float, batch: float, samples: int, kappa: float
 ) -> Anchored:
-    o = settings.own(_AnchorOptions)
     return Anchored(
         sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa,
-        period=period, difference_clip=o.difference_clip, spare=settings.spare,
-        anchor_batch=_anchor_batch(settings, batch), anchor_noise=o.anchor_noise,
+        period=period, difference_clip=settings.own(_AnchorOptions).difference_clip, spare=settings.spare,
     )  # fmt: skip
-
-
-def _anchor_batch(settings: Settings, batch: float) -> float | None:
-    """Return an anchor's batch of a node with batch b_i; the option is for the mean number of samples."""
-    given = settings.own(_AnchorOptions).anchor_batch
-    if given is None:
-        return None
-    size = given / settings.batch * batch
-    return float(max(1, round(size))) if settings.sampling == "fixed" else size
 
 
 class DPSRM(Anchors):

@@ -14,11 +14,10 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from privsgp.algorithms.algorithm import Algorithm, Network
 from privsgp.algorithms.block import Drawn, State, clipped_mean, difference_mean, full_mean
@@ -37,7 +36,6 @@ class _CompressionOptions(Options):
     """How messages to the server are compressed, after their noise."""
 
     kept: Share | None = option(None, "share of the coordinates that a message keeps, drawn at random; left out: all")
-    shift_rate: Annotated[float, Field(ge=0, le=1)] | None = option(None, "γ_s; left out: as in SoteriaFL's code")
 
     def make(self, dim: int) -> _RandomK:
         """Return the compressor for messages of so many numbers."""
@@ -86,10 +84,9 @@ class SoteriaFL(Algorithm):
 
     @property
     def shift_rate(self) -> float:
-        """γ_s, unless it is given √((1 + 2ω) / 2(1 + ω)³), as in their code."""
+        """γ_s = √((1 + 2ω) / 2(1 + ω)³), as in their code."""
         omega = self.compress.omega
-        given = self.settings.own(_CompressionOptions).shift_rate
-        return math.sqrt((1 + 2 * omega) / (2 * (1 + omega) ** 3)) if given is None else given
+        return math.sqrt((1 + 2 * omega) / (2 * (1 + omega) ** 3))
 
     def step(self, k: int, s: State) -> Step:
         """Take step k."""
@@ -128,9 +125,6 @@ class _SoteriaSVRGOptions(_CompressionOptions):
 
     difference_clip: Positive | None = option(None, "C: clips each g_j(x) − g_j(w); left out: 2G, no clip")
     difference_scale: Share | Literal["auto"] = option(1.0, "θ: the weight of differences; auto as for privsgp-vr")
-    anchor_probability: Annotated[float, Field(ge=0, le=1)] | None = option(
-        None, "how likely a step renews the anchor; left out: b/J"
-    )
 
 
 class SoteriaFLSVRG(SoteriaFL):
@@ -144,7 +138,7 @@ class SoteriaFLSVRG(SoteriaFL):
     and t_j + c_j lies on the chord from g_j(w) to g_j(x), inside the ball. w is public and has no coins in it, so this
     is the easier case of what `Saga` counts.
 
-    One anchor for all nodes; p is b/J unless it is given.
+    One anchor for all nodes; p is b/J.
     """
 
     name: ClassVar[str] = "soteriafl-svrg"
@@ -179,9 +173,7 @@ class SoteriaFLSVRG(SoteriaFL):
 
     def renews(self, k: int) -> bool:
         """Toss the public coin of step k."""
-        given = self.settings.own(_SoteriaSVRGOptions).anchor_probability
-        p = self.block.mechanisms[0].rate if given is None else given
-        return float(self.block.random.public("anchor", k).random_raw()) * 2.0**-64 < p
+        return float(self.block.random.public("anchor", k).random_raw()) * 2.0**-64 < self.block.mechanisms[0].rate
 
 
 class _SoteriaSAGAOptions(SagaOptions, _CompressionOptions):
