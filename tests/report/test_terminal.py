@@ -141,17 +141,6 @@ def test_a_report_says_where_it_was_written(tmp_path, monkeypatch):
     assert (written.code, "[red]r.html" in written.err) == (0, True)
 
 
-def test_a_log_gets_a_line_about_progress_now_and_then(monkeypatch):
-    written, now = io.StringIO(), [100.0]
-    monkeypatch.setattr(terminal, "err", terminal.Plain(file=written))
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
-    with terminal.stage("trials", 60) as done:
-        for count in range(60):
-            done(count)
-            now[0] += 1.0
-    assert written.getvalue().splitlines() == ["trials: 0 of 60", "trials: 30 of 60"]
-
-
 def test_before_the_first_step_it_is_said_what_takes_so_long(monkeypatch):
     written = io.StringIO()
     monkeypatch.setattr(terminal, "err", terminal.Plain(file=written, force_terminal=True, width=160))

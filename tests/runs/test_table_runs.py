@@ -179,16 +179,6 @@ def test_a_table_that_is_divided_is_no_public_test_data(place):
     assert "is a node's own file" in train(place, *(word for one in changes for word in ("--set", one))).err
 
 
-def test_a_configuration_in_another_folder_leads_to_the_same_files(place, tmp_path):
-    config = configs.read(place / "run.toml")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "run.toml").write_text(config.beside(tmp_path / "other").toml())
-    moved = configs.read(tmp_path / "other" / "run.toml")
-    assert moved.data.path == "../study/{site}.csv"
-    assert problems.load_problem(moved).samples == [40, 30, 20]
-    assert config.beside(place) is config
-
-
 def test_public_test_data_are_said_to_be(place):
     config = configs.read(place / "run.toml", ["seed="])
     assert config.test_is_public

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import logging
-import math
 import os
 import sys
 import time
@@ -100,7 +99,6 @@ def show_end(what: str, *then: str) -> None:
 
 _REDRAW = 0.2  # seconds between two drawings in a notebook
 _BAR = Markup('<progress max="%d" value="%d" style="width:20em"></progress> step %d of %d · %s')
-_PAUSE = 30.0  # seconds between two lines about progress in a log
 _FIRST = "before the first step: certifying the noise, which takes longest the first time"
 
 
@@ -153,19 +151,7 @@ def _drawn(steps: int) -> Watcher:
 
 @contextmanager
 def stage(words: str, steps: int) -> Iterator[Callable[[int], None]]:
-    """Show how far many runs are, all their steps together, on stderr; in a log, by a line now and then."""
-    last = -math.inf
-
-    def in_lines(done: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _PAUSE:
-            last = time.monotonic()
-            err.print(f"{words}: {done} of {steps}", soft_wrap=True)
-
-    if not err.is_terminal:
-        in_lines(0)
-        yield in_lines
-        return
+    """Show how far something long is, on stderr."""
     with _progress(words, steps) as update:
         yield lambda done: update(completed=done)
 

@@ -13,7 +13,6 @@ import functools
 import hashlib
 import json
 import math
-import os
 import re
 import tomllib
 import warnings
@@ -388,12 +387,6 @@ class Config(Options):
     def base(self) -> Path:
         """The folder that paths in it are relative to: that of run.toml."""
         return self._base
-
-    def beside(self, folder: Path) -> Config:
-        """Return the same configuration for a run.toml in another folder: its paths lead to the same files."""
-        named = self.data.model_dump(include={"path", "test_path"}, exclude_none=True)
-        moved = {key: os.path.relpath(self.base / name, folder) for key, name in named.items()}
-        return self if folder.resolve() == self.base.resolve() else self.with_section("data", **moved)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
