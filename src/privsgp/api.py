@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import data as torch_data
 
 from privsgp import data as data_room
-from privsgp import models
+from privsgp import models, survival
 from privsgp.data.dataset import PersonRows, from_arrays, pool
 from privsgp.data.fields import Fields, fields_of, looked_up
 from privsgp.data.loading import by_person, read_file, read_frame
@@ -102,8 +102,8 @@ def train(
             folder of images. One of these is divided among `nodes`. A list or a mapping `{node: …}` of them gives each
             node its own; keys are numbers, or names of sites. x may be a tuple or a mapping of several inputs.
         out: The run folder. It must not hold another run.
-        loss: A name ("cross-entropy", "binary", "mse"), a torch loss with `reduction="none"`, or a function of
-            (outputs, targets) that returns one number per sample.
+        loss: A name ("cross-entropy", "binary", "mse", "survival"), a torch loss with `reduction="none"`, or a function
+            of (outputs, targets) that returns one number per sample.
         correct: A function of (outputs, targets) that returns 1 for each right sample and 0 for others. Without it,
             the accuracy of a loss of your own is unknown.
         test: Test data, in any form of `data`.
@@ -177,7 +177,7 @@ def train(
     }  # fmt: skip
     kind = _kind_of(loss, correct, task)
     given, config = _configured(data, sections, kind, own)
-    targets: data_room.Task = task or ("regression" if kind == "mse" else "classification")
+    targets: data_room.Task = task or (models.task(kind) if kind else "classification")
 
     learner = None if features is not None else model  # an encoder stands between samples and model
 
@@ -189,6 +189,9 @@ def train(
         arrays, public, count, rows, whose = _read(given, test, config, targets)
         dataset, parts, fields = _dataset(arrays, public, count, config.data.tokens, targets, learner)
         dataset = replace(dataset, rows=dataset.rows if rows is None else rows, persons=whose)
+        for y in (dataset.y, dataset.y_test) if kind == "survival" else ():
+            if y is not None:
+                survival.decoded(y)
         dataset, parts = _by_person(dataset, parts, persons, config)
         problems.refuse_counted(config, dataset)
         problems.refuse_own_records(config, "test data that are public", dataset, parts)

@@ -196,7 +196,7 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
         unit = f"{limits.max_update:g} steps of γ(C + σ√d) = {agreement.step_norm or 0.0:.3g}"
         rows["max_update"] = f"{unit}: beyond that distance a site stops the link, and waits"
     if (schema := agreement.config.data.schema) is not None:
-        rows["schema"] = f"{schema.digest}\npredicts {schema.target.column!r} from {', '.join(schema.encoded)}"
+        rows["schema"] = f"{schema.digest}\npredicts {schema.target.columns[0]!r} from {', '.join(schema.encoded)}"
     if agreement.relay is not None:
         rows["relay"] = f"{agreement.relay.name}  {agreement.relay.fingerprint}  {agreement.relay.address}"
     if reasons := _not_private(agreement):

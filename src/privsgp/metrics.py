@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from privsgp import survival
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-Kind = Literal["cross-entropy", "binary", "mse"]
+Kind = Literal["cross-entropy", "binary", "mse", "survival"]
 CLASSES = ("accuracy", "balanced_accuracy", "f1", "auc", "log_loss", "brier", "calibration_error")
 SHIFTED = ("calibration_in_the_large", "calibration_slope")  # of two classes
 VALUES = ("r2", "mae", "rmse")
-NAMES = (*CLASSES, *SHIFTED, *VALUES)
-PICTURES = ("confusion", "roc", "calibration")
+NAMES = (*CLASSES, *SHIFTED, *VALUES, *survival.NAMES)
+PICTURES = ("confusion", "roc", "calibration", "survival")
 BASELINE, OWN, DULL = "baseline", "own_metrics", "dull"
 KEYS = (*NAMES, *PICTURES, BASELINE, OWN, DULL)  # all that stands in a summary because of test data
 BINS = 15
@@ -81,7 +82,8 @@ class Measure:
 
     `kind` is the loss that says what outputs mean; None for a loss of the user's own, of which `correct` alone is
     known, if that. `own` are the user's metrics, each of all outputs and targets at once. `unit` is the (centre, scale)
-    that takes values of a regression back to the unit of their table; metrics are in that unit.
+    that takes values of a regression back to the unit of their table; metrics are in that unit. `times` are the edges
+    at which survival is predicted.
     """
 
     kind: Kind | None = None
@@ -90,6 +92,7 @@ class Measure:
     own: Mapping[str, Metric] = field(default_factory=dict)
     unit: tuple[float, float] = (0.0, 1.0)
     calibration: Calibration = PLAIN
+    times: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         if taken := [name for name in self.own if name in KEYS]:
@@ -124,6 +127,8 @@ class Measure:
             return found
         if self.kind == "mse":
             found, guess = of_values(values, y), of_values(np.full_like(values, y.mean(0)), y)
+        elif self.kind == "survival":
+            found, guess = survival.measured(values, y, self.times), survival.guessed(y)
         elif self.kind is not None and self.classes is not None and values.ndim == 2 and y.ndim == 1:
             p = self.calibration.probabilities(values, self.kind)
             predicted, often = self.calibration.classes(p), np.bincount(y, minlength=self.classes) / len(y)
@@ -333,13 +338,15 @@ def no_better(found: Mapping[str, Any], samples: int) -> list[str]:
     return notes
 
 
-LOWER = ("log_loss", "brier")  # of probabilities: the smaller the better
+LOWER = ("log_loss", "brier", "survival_brier")  # of probabilities: the smaller the better
 _GUESSES = {
     "log_loss": "worse than predicting the base rate",
     "brier": "worse than predicting the base rate",
     "accuracy": "no better than always predicting the most frequent class",
     "balanced_accuracy": "no better than always predicting one class",
     "auc": "no better than tossing a coin",
+    "c_index": "no better than tossing a coin",
+    "survival_brier": "worse than one survival curve for everybody",
     "r2": "no better than always predicting the mean",
 }
 

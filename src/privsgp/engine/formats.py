@@ -103,6 +103,14 @@ class _Evaluated(_Kept):
     consensus_error: _Number = None
 
 
+class _Survival(_Kept):
+    times: Annotated[list[float], Field(min_length=1)]
+    kaplan_meier: list[_Part]
+    predicted: list[_Part]
+    brier: list[float]
+    calibration: list[list[_Bin]]
+
+
 class Summary(_Evaluated):
     """summary.json."""
 
@@ -127,6 +135,9 @@ class Summary(_Evaluated):
     r2: _Number = None
     mae: _Number = None
     rmse: _Number = None
+    c_index: _Number = None
+    survival_brier: _Number = None
+    survival: _Survival | None = None
     baseline: dict[str, _Number] | None = None
     own_metrics: dict[str, _Number] | None = None
     dull: list[str] | None = None

@@ -23,6 +23,7 @@ class EmbeddingOptions(Options):
 MODELS: dict[str, type[Options]] = {
     "logistic": Options,
     "linear": Options,
+    "hazard": Options,
     "mlp": MLPOptions,
     "cnn": Options,
     "resnet18": Options,

@@ -168,7 +168,9 @@ class Model(Options):
     """The model and its loss."""
 
     name: Annotated[str, _one_of(MODELS, unsaid="module")] = option("mlp", "the network; from Python, any module")
-    loss: Literal["cross-entropy", "binary", "mse"] = option("cross-entropy", "what a sample's outputs cost")
+    loss: Literal["cross-entropy", "binary", "mse", "survival"] = option(
+        "cross-entropy", "what a sample's outputs cost"
+    )
 
 
 class GraphSection(Options):
@@ -403,6 +405,8 @@ class Config(Options):
             table = is_table(getattr(d, key) or "") and d.text is None
             no(table and not d.schema, f"data.{key} data.schema", "name the public schema.toml that all sites share")
         no(d.schema and d.path and not is_table(d.path), "data.path", "a schema is of .csv, .parquet or .feather")
+        if d.schema is not None and (d.schema.times is not None) != (self.model.loss == "survival"):
+            raise Refused(self._said("model.loss"), "take 'survival' for a target of type 'survival', and for no other")
         no(d.schema and d.classes, "data.classes", "leave it out: data.schema lists them")
         remedy = 'sizes of the two sides would count equal records; evaluate files: RUN "test-{site}.csv" --private'
         no(self.evaluation.share is not None and self.seed is None, "evaluation.share seed", remedy)
@@ -439,7 +443,7 @@ class Config(Options):
             d.schema.columns.get(d.person, Ignored(type="ignored")), Ignored
         )
         no(
-            feature or (d.schema and d.schema.target.column == d.person),
+            feature or (d.schema and d.person in d.schema.target.columns),
             "data.person",
             "no model may see whose row it is: let the schema ignore it",
         )

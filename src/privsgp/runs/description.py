@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from privsgp.accounting.shown import up
-from privsgp.data.schema import Category, Number, YesNo
+from privsgp.data.schema import Category, Number, Target, YesNo
 from privsgp.errors import Refused
 from privsgp.files import write_json
 from privsgp.runs import booked
@@ -40,7 +40,7 @@ def describe(
     schema = config.data.schema
     if schema is None or config.data.path is None:
         raise Refused("no data.schema and data.path", "describe is for tables of the sites: ranges are the schema's")
-    known = [*schema.encoded, schema.target.column]
+    known = [*schema.encoded, *([schema.target.column] if isinstance(schema.target, Target) else [])]
     if unknown := [name for name in columns if name not in known]:
         raise Refused(f"--columns {unknown[0]}", f"take columns of the schema that are used: {', '.join(known)}")
     problem = unencoded(config, data_dir, range(config.data.nodes))
@@ -70,7 +70,7 @@ def describe(
 def _block(schema: Schema, name: str, dataset: Dataset, bins: int) -> tuple[Column, Array]:
     """Return a column, and the block of each row: decoded from the inputs and targets of the run."""
     x, y, none = dataset.x, dataset.y, np.zeros(len(dataset.x), bool)
-    if name == schema.target.column:
+    if isinstance(schema.target, Target) and name == schema.target.column:
         if schema.target.classes is not None:
             classes = Values(name, tuple(schema.target.classes))
             return classes, classes.rows(y.astype(np.int64), none)

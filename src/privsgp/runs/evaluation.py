@@ -16,7 +16,7 @@ import numpy as np
 from privsgp.accounting.book import Book
 from privsgp.accounting.shown import up
 from privsgp.accounting.statements import statements
-from privsgp.data.schema import Category, YesNo
+from privsgp.data.schema import Category, Target, YesNo
 from privsgp.engine.folder import Folder
 from privsgp.engine.formats import Evaluated
 from privsgp.errors import Refused
@@ -147,7 +147,7 @@ def _vectors(result: Result, config: Config, held: Problem) -> tuple[Scores | Co
 
 def _residuals(result: Result, config: Config, held: Problem) -> tuple[Residuals, Array]:
     schema = config.data.schema
-    if schema is None or config.evaluation.subgroups:
+    if schema is None or not isinstance(schema.target, Target) or config.evaluation.subgroups:
         raise Refused(
             "private evaluation of numbers without a schema, or by subgroups", "give the target a public range there"
         )

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from privsgp import devices, models
+from privsgp import devices, models, survival
 from privsgp import features as maps
 from privsgp import metrics as measures
 from privsgp.data.samples import is_dataset, pair, plain
@@ -34,7 +34,16 @@ from privsgp.files import read_json, write_json
 from privsgp.gradients import Layout
 from privsgp.runs import card as cards
 from privsgp.runs import charts, views
-from privsgp.runs.rows import checked, encoded_rows, fields_of, labelled_rows, labels, refuse_records, unit_of
+from privsgp.runs.rows import (
+    checked,
+    encoded_rows,
+    fields_of,
+    labelled_rows,
+    labels,
+    refuse_records,
+    times_of,
+    unit_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,13 +115,14 @@ class Result:
             return torch.cat([still(part.to(first.device, kind)).cpu() for part in torch.split(rows, _CHUNK)])
 
     def predict(self, x: Samples) -> NDArray[Any]:
-        """Return the class of each sample, or its values in the unit of the table.
+        """Return the class of each sample, its values in the unit of the table, or its survival curve.
 
         Args:
             x: Samples, as for `outputs`.
 
         Returns:
-            Classes [N] or values. For a loss of your own it returns the outputs.
+            Classes [N], values, or probabilities to survive each bin [N, bins]. For a loss of your own it returns
+            the outputs.
 
         Raises:
             Refused: If the samples do not have the form of the run's.
@@ -122,6 +132,8 @@ class Result:
         if loss == "mse":
             values = measures.in_unit(outputs, unit_of(self.card))
             return (values if self.card["target_shape"] else values[:, 0]).numpy()
+        if loss == "survival":
+            return survival.curves(outputs.numpy())
         if loss is None:
             return outputs.numpy()
         return self.calibration.classes(self._probabilities(outputs))
@@ -230,8 +242,9 @@ class Result:
         if self.card["loss"] == "mse":
             outputs = measures.in_unit(outputs, unit_of(self.card))
         measure = measures.Measure(
-            self.card["loss"], self.card["classes"], own=metrics or {}, calibration=self.calibration
-        )
+            self.card["loss"], self.card["classes"], own=metrics or {}, calibration=self.calibration,
+            times=times_of(self.card),
+        )  # fmt: skip
         return measure(outputs, targets)
 
     def _measured(self, data: Any, *, every: bool = False) -> tuple[Any, Any]:  # noqa: ANN401 - any
