@@ -1,12 +1,11 @@
-"""Sequences of tokens at a certified budget: a small transformer and an LSTM, and adapters of a frozen transformer.
+"""Sequences of tokens at a certified budget: a small transformer, and adapters of a frozen transformer.
 
     python examples/sequences.py
 
 Whole numbers that a model looks up in an embedding stay whole. The transformer has fast rules: attention is made of
-nn.Linear (nn.MultiheadAttention works too, by torch.func, slower), positions are looked up for every sample. nn.LSTM
-is unrolled, for torch.func. Dropout's coins are public and each sample's own. Adapters train, send and noise a small
-share of a model; the base here was learnt from the same sites, so what both runs spend adds up (`ledger=` counts it in
-one budget).
+nn.Linear (nn.MultiheadAttention works too, by torch.func, slower), positions are looked up for every sample. Adapters
+train, send and noise a small share of a model; the base here was learnt from the same sites, so what both runs spend
+adds up (`privsgp budget` shows the sum).
 """
 
 from __future__ import annotations
@@ -44,29 +43,16 @@ class Transformer(nn.Module):
     def __init__(self, width: int = 16) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, width), nn.Embedding(LENGTH, width)
-        self.norm, self.attention, self.drop = nn.LayerNorm(width), Attention(width), nn.Dropout(0.1)
+        self.norm, self.attention = nn.LayerNorm(width), Attention(width)
         self.wide, self.narrow, self.out = nn.Linear(width, 32), nn.Linear(32, width), nn.Linear(width, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return two scores for sequences [B, T]."""
         places = torch.arange(x.shape[1], device=x.device).expand(x.shape)
         h = self.words(x) + self.places(places)
-        h = h + self.drop(self.attention(self.norm(h)))
+        h = h + self.attention(self.norm(h))
         h = h + self.narrow(torch.relu(self.wide(h)))
         return self.out(h.mean(1))
-
-
-class Recurrent(nn.Module):
-    """An LSTM, and the mean of what it says at every position."""
-
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.words, self.lstm = nn.Embedding(WORDS, width), nn.LSTM(width, width, batch_first=True)
-        self.out = nn.Linear(width, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return two scores for sequences [B, T]."""
-        return self.out(self.lstm(self.words(x))[0].mean(1))
 
 
 class Adapter(nn.Module):
@@ -131,7 +117,6 @@ def main() -> None:
     out = options.out or Path(tempfile.mkdtemp(prefix="sequences-"))
     torch.manual_seed(0)  # the weights a model starts from are public
     asked = out, options.steps, options.records
-    train("lstm", Recurrent(), *asked)
     base = train("transformer", Transformer(), *asked)
     train("adapters", adapted(base), *asked, shift=1)
 

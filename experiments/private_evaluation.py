@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from scipy.stats import norm
 
-from privsgp import graph
-from privsgp.randomness.noise import Keyed
+from privsgp.data.dataset import Dataset
+from privsgp.runs import config as configs
+from privsgp.runs import sums
+from privsgp.runs.build import build_run
+from privsgp.runs.problem import assembled
+from privsgp.runs.resolve import resolve
 from privsgp.statistics.estimates import Groups, Scores
-from privsgp.statistics.release import Release, added
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -47,23 +50,31 @@ def exact(p: Array, y: Array) -> dict[str, float]:
             "calibration_in_the_large": np.mean(y - p)}  # fmt: skip
 
 
+def noise(layout: Scores, persons: int, honest: int | None) -> float:
+    """Return the noise of a cell in the sum over all sites, as a release of each site would have it."""
+    shared = {} if honest is None else {"noise": "pairwise", "honest": honest}
+    values = {"data": {"nodes": SITES}, "privacy": {"epsilon": 1.0} | shared, "sum": {"kind": "evaluation"}}
+    config = configs.parse(values | {"algorithm": {"name": "privsgp"}})
+    config = sums.study(config, [persons // SITES] * SITES, layout.norm, 1.0, 1e-5)
+    blank = Dataset("blank", np.zeros((persons, layout.length)), np.zeros(persons), None, None, None)
+    problem = assembled(config, sums.vectors(blank, blank.x), np.array_split(np.arange(persons), SITES))
+    return sums.noise(build_run(resolve(config, problem)), problem.samples)
+
+
 def one_row(persons: int, honest: int | None, runs: int, layout: str) -> dict[str, Any]:
     """Return RMS errors against the exact metrics, and coverage of the true ones."""
     scores, rng = LAYOUT[layout], np.random.default_rng(persons)
     truth = exact(*draw(4_000_000, np.random.default_rng(1)))
-    release = Release.plan(scores.vectors, [persons // SITES] * SITES, 1.0, 1e-5, honest=honest)
-    network = graph.make("exponential", SITES)
+    sigma = noise(scores, persons, honest)
     errors: dict[str, list[float]] = {}
     covered: dict[str, list[bool]] = {}
     printed: dict[str, int] = {}
-    for run in range(runs):
+    for _ in range(runs):
         p, y = draw(persons, rng)
         group = rng.integers(0, scores.groups.count, persons)
-        rows = scores.rows(p, y, group)
-        sums = [added(release.vectors, part) for part in np.split(rows, SITES)]
-        total = release.total(release.noised(sums, Keyed(run).derived("evaluation")), network)
+        total = scores.rows(p, y, group).sum(0) + rng.normal(0, sigma, scores.length)
         known = exact(p, y)
-        for one in scores.estimates(total, persons, release.sigma):
+        for one in scores.estimates(total, persons, sigma):
             name = f"{one.metric}, {one.group}"
             printed[name] = printed.get(name, 0) + (one.value is not None)
             if one.value is None or one.metric not in truth:
@@ -73,7 +84,7 @@ def one_row(persons: int, honest: int | None, runs: int, layout: str) -> dict[st
             covered.setdefault(name, []).append(one.low <= truth[one.metric] <= one.high)
     return {
         "persons": persons, "noise": "independent" if honest is None else f"pairwise, {honest} of {SITES} honest",
-        "layout": layout, "runs": runs, "epsilon": max(release.epsilon), "sigma_of_a_cell": release.sigma,
+        "layout": layout, "runs": runs, "epsilon": 1.0, "sigma_of_a_cell": sigma,
         "rms_error": {name: float(np.sqrt(np.mean(np.square(found)))) for name, found in errors.items()},
         "coverage": {name: float(np.mean(found)) for name, found in covered.items()},
         "printed": {name: count / runs for name, count in printed.items()},

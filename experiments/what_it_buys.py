@@ -90,7 +90,7 @@ _SMALL = {"name": "mnist", "nodes": 20, "sizes": [600] * 20}
 _CIFAR = {"name": "cifar10", "nodes": 16}
 _LOGISTIC, _MLP = {"name": "logistic"}, {"name": "mlp", "hidden": 64}
 _ALL = (1.0, 4.0, 12.0, 48.0, 240.0, 1200.0)
-_SCATTERING = {"name": "scattering", "scales": 2, "like": "leaves", "components": 1024, "mirror": True}
+_SCATTERING = {"name": "scattering", "like": "leaves", "components": 1024, "mirror": True}
 PARTS = {
     "mnist-logistic": Part(
         "MNIST, logistic regression, 50 nodes", _MNIST, _LOGISTIC, 1200, 1.0, 1.0, _ALL, (1000,), (16, 48, 144)

@@ -211,9 +211,8 @@ def larger_coalition(covariance: PairwiseCovariance, node: int, honest: int) -> 
     return worst(covariance, node, honest // 2)
 
 
-def rows_clipped(self: Persons, z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> PerSample:
+def rows_clipped(self: Persons, z: Tensor, inputs: Tensor, targets: Tensor) -> PerSample:
     """Clip each row of a person by itself, and add them up."""
-    del keys
     real = is_row(targets)
     g = self.by_row(z, inputs.flatten(1, 2), targets.flatten(1, 2).clamp(min=0))
     g.clip_(1.0, real.flatten(1))

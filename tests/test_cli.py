@@ -193,7 +193,7 @@ def test_how_fast_a_private_run_was_is_not_said(tmp_path, monkeypatch, seed):
 
 def test_a_summary_says_the_loss_once_and_virtual_seconds_where_a_clock_was_set(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    changes = runs.changes(algorithm__steps=2, clock__mean=2.5)
+    changes = runs.changes(algorithm__steps=2, clock__latency=1.5)
     ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "x", *changes)
     assert "; 5 virtual s" in ran.out
     assert "log loss" in ran.out
@@ -286,21 +286,6 @@ def test_an_audit_that_is_stopped_says_so_and_judges_nothing(tmp_path, stopped_a
     assert "checkpoint" not in ran.err
 
 
-def test_a_search_that_is_stopped_writes_nothing(tmp_path, stopped_at):
-    config = runs.small(tmp_path, runs.SMALL.replace("sigma = 0.05", "epsilon = 3.0"))
-    stopped_at(2)
-    ran = runs.command("tune", config, "--public=synthetic", "--out", tmp_path / "tuned.toml", "--json")
-    assert (ran.code, ran.out) == (130, "")
-    assert not (tmp_path / "tuned.toml").exists()
-
-
-@pytest.mark.parametrize("out", ["gone/tuned.toml", "."])
-def test_a_search_whose_result_could_not_be_written_does_not_begin(tmp_path, monkeypatch, out):
-    monkeypatch.setattr("privsgp.research.tune.tune", mock.Mock(side_effect=AssertionError))
-    config = runs.small(tmp_path, runs.SMALL.replace("sigma = 0.05", "epsilon = 3.0"))
-    _refused(runs.command("tune", config, "--public=synthetic", "--out", tmp_path / out), "--out", "can be written")
-
-
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
@@ -367,14 +352,13 @@ def test_refusals_come_before_torch_is_imported(tmp_path):
     refused = [
         ("train", gone), ("train", config, "--none-such"), ("none-such",), ("train", tmp_path / "sites.toml"),
         *(("train", config, f"--set={change}") for change in ("data.foo=3", "algorithm.steps=-1", "graph.name=x")),
-        ("plan", gone), ("plan",), ("tune", gone, "--public=synthetic"), ("audit", config, "--set=privacy.clip=0"),
+        ("plan", gone), ("plan",), ("audit", config, "--set=privacy.clip=0"),
         ("compare", gone, "--algorithms=privsgp"), ("agree", "propose", gone, "--site", gone, "-o", gone),
         ("data", "schema", gone, "--target=y"), ("data", "check", gone, tmp_path / "a.csv"), ("init",),
         ("init", "--public", tmp_path / "a.csv", "--target=z", "--sites=a", "--path={site}.csv", "--epsilon=1"),
         ("join", config, "--data", gone), ("join", config, "--data", config, "--home", gone), ("doctor", gone),
         ("report", gone), ("ledger", gone), ("ledger", tmp_path), ("predict", gone, gone), ("evaluate", gone, gone),
-        ("graph", "x"), ("reproduce", "x"),
-        ("train", config, "--ledger", gone), ("train", config, "--out", held),
+        ("reproduce", "x"), ("train", config, "--out", held),
         ("train", config, "--set=seed=", "--resume", "--out", gone), ("audit", config, "--confidence=2"),
         ("account", "--algorithm=nope", "--samples=9", "--batch=1", "--steps=9", "--sigma=1"),
         ("join", config, "--data", config, "--home", late.home),
@@ -384,42 +368,20 @@ def test_refusals_come_before_torch_is_imported(tmp_path):
     ]  # fmt: skip
     asked = json.dumps([list(map(str, one)) for one in [*refused, ("train", config, *more)]])
     ran = subprocess.run(
-        [sys.executable, "-c", FRESH, asked], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+        [sys.executable, "-c", FRESH, asked], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
+    assert ran.returncode == 0, ran.stderr
     *ends, last = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith('[["')]
     assert [end for end in ends if end[1:] != [2, False]] == []
     assert len(ends) == len(refused)
     assert last[1:] == [0, True]  # what was imported before torch works with it
 
 
-def test_graph_shows_a_network(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    table = runs.command("graph", "exponential", "--nodes", 16)
-    assert table.code == 0
-    assert "4 steps" in table.out
-    as_json = runs.command("graph", "exponential", "--nodes", 16, "--json")
-    assert json.loads(as_json.out)["period"] == "4 steps"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("star",), ("star", "exponential")),
-        (("ring", "--nodes", 0), ("nodes = 0", "at least one")),
-        (("random", "--nodes", 4, "--degree", 9), ("degree = 9", "3")),
-    ],
-)
-def test_graph_refuses(tmp_path, monkeypatch, arguments, words):
-    monkeypatch.chdir(tmp_path)
-    _refused(runs.command("graph", *arguments), *words)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_help_and_a_real_process():
     command = [sys.executable, "-m", "privsgp", "--help"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"COLUMNS": "100"})
     assert (ran.returncode, ran.stderr) == (0, "")
-    for name in ("train", "graph", "account", "calibrate"):
+    for name in ("train", "account", "calibrate"):
         assert name in ran.stdout
 
 
@@ -433,7 +395,6 @@ def test_help_and_a_real_process():
         (("compare", "run.toml", "--algorithms=privsgp"), "--jobs"),
         (("compare", "run.toml", "--algorithms=privsgp"), "--seeds"),
         (("compare", "run.toml", "--algorithms=privsgp"), "--tuning-seeds"),
-        (("tune", "run.toml", "--public=synthetic"), "--trials"),
         (("audit", "run.toml"), "--observations"),
     ],
 )

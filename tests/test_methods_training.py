@@ -44,16 +44,6 @@ def test_dp_sgd_is_one_node_and_everything_else_is_as_ever(tmp_path):
     assert runs.charged(tmp_path / "out") == [30]
 
 
-def test_records_that_others_paid_for_are_not_pooled_under_one_ledger(tmp_path):
-    options = ["--set=privacy.sigma=", *runs.changes(privacy__epsilon=2.0)]
-    path = runs.small(tmp_path)
-    runs.train(path, tmp_path / "first", *options, "--set=algorithm.steps=5")
-    again = ["--set=privacy.epsilon=3.0", "--set=algorithm.name=dp-sgd", "--ledger", tmp_path / "first" / "ledger"]
-    ran = runs.command("train", path, "--out", tmp_path / "second", *options, *again)
-    assert ran.code == 2
-    assert "ledgers of more than 1 nodes" in ran.err
-
-
 def test_alone_every_node_has_its_own_model_and_budget(tmp_path):
     options = ["--set=privacy.sigma=", *runs.changes(privacy__epsilon=BUDGETS, algorithm__name="local")]
     summary = runs.train(runs.small(tmp_path), tmp_path / "out", *options)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import runs
 from privsgp import metrics
-from privsgp.errors import Refused
 from privsgp.metrics import Measure
 from privsgp.runs.views import read
 
@@ -75,15 +74,6 @@ def test_calibration_in_the_large_and_slope_find_what_was_done_to_logits():
     assert "calibration_slope" not in Measure("cross-entropy", 3)(*_made(0, 3))
     apart = Measure("binary", 2)(torch.tensor([[-1.0], [-2.0], [1.0], [2.0]]), torch.tensor([0, 0, 1, 1]))
     assert apart["calibration_slope"] is None
-
-
-@given(st.integers(0, 2**32 - 1))
-def test_a_temperature_takes_logits_back(seed):
-    outputs, _ = _made(seed, 4, 3000)
-    rng = np.random.default_rng(seed)
-    p = torch.softmax(2 * outputs, 1).numpy()
-    y = np.array([rng.choice(4, p=row) for row in p])
-    assert metrics.temperature(torch.softmax(outputs, 1).numpy(), y) == pytest.approx(2, rel=0.15)
 
 
 def test_a_threshold_reaches_what_it_is_for():
@@ -149,22 +139,6 @@ def test_a_loss_of_ones_own_has_the_accuracy_that_correct_says():
     correct = Measure(correct=lambda o, t: (o.argmax(-1) == t).float())
     assert correct(outputs, y)["accuracy"] == pytest.approx(float((outputs.argmax(1) == y).double().mean()))
     assert Measure()(outputs, y) == {}
-
-
-def test_metrics_of_ones_own_see_everything_at_once():
-    outputs, y = _made(1, 3)
-    found = Measure("cross-entropy", 3, own={"rows": lambda o, t: len(o) + len(t)})(outputs, y)
-    assert found["own_metrics"] == {"rows": 120.0}
-
-
-def test_a_metric_of_ones_own_that_fails_is_refused_before_and_forgiven_after(caplog):
-    measure = Measure(own={"broken": lambda o, t: o.nothing})
-    with pytest.raises(Refused, match="metrics\\['broken'\\] fails: "):
-        measure.refuse_failing(*_made(0, 2))
-    assert measure(*_made(0, 2))["own_metrics"] == {"broken": None}
-    assert "broken" in caplog.text
-    with pytest.raises(Refused, match="called 'auc'"):
-        Measure(own={"auc": lambda o, t: 0.0})
 
 
 PRIVATE = (

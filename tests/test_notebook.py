@@ -135,14 +135,6 @@ def test_a_loss_of_ones_own_may_be_of_numbers(tmp_path):
         _train(tmp_path / "no", nn.Linear(10, 3), (X, X[:, 0]), loss=nn.L1Loss(reduction="none"))
 
 
-def test_metrics_of_ones_own_are_in_summary_and_report(tmp_path):
-    result = _train(tmp_path / "out", metrics={"margin": lambda o, t: (o[:, 1] - o[:, 0]).abs().mean()})
-    assert result.summary["own_metrics"]["margin"] > 0
-    assert "margin" in (tmp_path / "out" / "report.html").read_text()
-    with pytest.raises(Refused, match="metrics\\['wrong'\\] fails"):
-        _train(tmp_path / "no", metrics={"wrong": lambda o, t: o + t})
-
-
 class _Handle:
     def __init__(self, shown):
         self.seen = [shown._repr_html_()]

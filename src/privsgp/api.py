@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +18,9 @@ from torch.utils import data as torch_data
 from privsgp import data as data_room
 from privsgp import models, survival
 from privsgp.data.dataset import PersonRows, from_arrays, pool
-from privsgp.data.fields import Fields, fields_of, looked_up
 from privsgp.data.loading import by_person, read_file, read_frame
 from privsgp.data.persons import named
-from privsgp.data.samples import are_fields, are_sites, field_arrays, packed, pair
+from privsgp.data.samples import are_sites, pair
 from privsgp.data.schema import MISSING
 from privsgp.data.tables import Frame, is_frame
 from privsgp.errors import Refused, called_from_python
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.data.schema import Schema
-    from privsgp.metrics import Kind, Metric
+    from privsgp.metrics import Kind
     from privsgp.runs.sections import Algorithm, Clock, Engine, Features, Graph, Images, Plan, Privacy, Text
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
@@ -76,9 +76,7 @@ def train(
     text: Text | Keys | None = None,
     features: nn.Module | Features | Keys | None = None,
     resume: bool = False,
-    ledger: str | Path | None = None,
     moved: bool = False,
-    metrics: Mapping[str, Metric] | None = None,
     progress: bool | None = None,
     name: str = "run",
     seed: int | None = None,
@@ -100,7 +98,7 @@ def train(
         data: The records: a `privsgp.Dataset`, arrays `(x, y)` or `(x, y, x_test, y_test)`, a torch `Dataset` of pairs,
             a data frame, an Arrow table, or the path of a .npz, .csv, .parquet or .feather file, of texts or of a
             folder of images. One of these is divided among `nodes`. A list or a mapping `{node: …}` of them gives each
-            node its own; keys are numbers, or names of sites. x may be a tuple or a mapping of several inputs.
+            node its own; keys are numbers, or names of sites.
         out: The run folder. It must not hold another run.
         loss: A name ("cross-entropy", "binary", "mse", "survival"), a torch loss with `reduction="none"`, or a function
             of (outputs, targets) that returns one number per sample.
@@ -121,9 +119,7 @@ def train(
         text: How to read files of texts, for example `{"column": "text", "label": "stars"}`.
         features: The section of this name, or a frozen module whose outputs `model` is trained on.
         resume: Continue the run in `out` from its last checkpoint.
-        ledger: The folder of an earlier run on these records. Both runs spend from one budget.
         moved: With `resume`: the run folder comes from another disk or machine, and is no copy.
-        metrics: Your own metrics by name: functions of all outputs and targets of the test data.
         progress: Whether to show a progress bar; by default on a terminal and in a notebook.
         name: The name of the run.
         seed: Makes a simulation that anyone can repeat, and that protects nobody. Without it, noise is secret.
@@ -181,13 +177,13 @@ def train(
 
     learner = None if features is not None else model  # an encoder stands between samples and model
 
-    def brought() -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None, Fields | None]:
+    def brought() -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None]:
         if config.test_is_public and isinstance(test, str | Path):
             brought = given.values() if isinstance(given, Mapping) else (given,)
             files = [Path(one) for one in brought if isinstance(one, str | Path)]
             problems.refuse_own_file(Path(test), files, f"test={str(test)!r}")
         arrays, public, count, rows, whose = _read(given, test, config, targets)
-        dataset, parts, fields = _dataset(arrays, public, count, config.data.tokens, targets, learner)
+        dataset, parts = _dataset(arrays, public, count, config.data.tokens, targets, learner)
         dataset = replace(dataset, rows=dataset.rows if rows is None else rows, persons=whose)
         for y in (dataset.y, dataset.y_test) if kind == "survival" else ():
             if y is not None:
@@ -195,16 +191,15 @@ def train(
         dataset, parts = _by_person(dataset, parts, persons, config)
         problems.refuse_counted(config, dataset)
         problems.refuse_own_records(config, "test data that are public", dataset, parts)
-        return dataset, parts, fields
+        return dataset, parts
 
     world = join()
-    dataset, parts, fields = world.all_or_none(brought)
-    model = model if fields is None else fields.given_to(model)
+    dataset, parts = world.all_or_none(brought)
     _say(problems.unsaid(config))
 
     unit = (0.0, 1.0) if config.data.schema is None else config.data.schema.unit
     weighed = models.class_weights(loss)
-    measure = Measure(kind, dataset.classes, None if kind else correct, metrics or {}, unit, Calibration(weighed))
+    measure = Measure(kind, dataset.classes, None if kind else correct, unit, Calibration(weighed))
     alone = problems.Problem(
         dataset=dataset,
         parts=problems.split(config, dataset) if parts is None else parts,
@@ -215,7 +210,6 @@ def train(
         measure=measure,
         loss_name=measure.kind,
         class_weights=weighed,
-        fields=fields,
     )
     problem = problems.brought_home(config, alone, world)
     _refuse_unfit(problem, measure)
@@ -225,8 +219,7 @@ def train(
         _say(["accuracy is unknown: the loss is your own, and no correct=… says which outputs are right"])
     with watching(config.algorithm.steps, False if world.rank else progress) as watch:
         result = training.run(
-            config, problem, folder, resume=resume, moved=moved, ledgers=None if ledger is None else Path(ledger),
-            watch=watch, plan=planned, world=world,
+            config, problem, folder, resume=resume, moved=moved, watch=watch, plan=planned, world=world,
         )  # fmt: skip
     if not world.rank:
         page.leave(result.folder, result.summary)
@@ -373,13 +366,13 @@ def _encoder(given: object, config: configs.Config, dataset: data_room.Dataset) 
     shape, rng = dataset.x.shape[1:], np.random.default_rng(0)
     if not isinstance(given, nn.Module):
         return make_encoder(config.features.name, config.features.options, shape)[0]
-    if isinstance(dataset.vocabulary, int):
+    if dataset.vocabulary is not None:
         return frozen(given, torch.from_numpy(rng.integers(0, dataset.vocabulary, (4, *shape))))
     return frozen(given, torch.from_numpy(rng.standard_normal((4, *shape), np.float32)))
 
 
 def _refuse_unfit(problem: problems.Problem, measure: Measure) -> None:
-    """Refuse a model that does not take these samples, or has fewer outputs than classes, and metrics that fail.
+    """Refuse a model that does not take these samples, or has fewer outputs than classes.
 
     Else a record of the class without an output would end the run. Tried on made-up samples and public ones alone.
     """
@@ -404,8 +397,6 @@ def _refuse_unfit(problem: problems.Problem, measure: Measure) -> None:
         f"the loss fails on outputs {list(outputs.shape)} and targets {list(targets.shape)}",
         "let it return one number per sample; for targets that are numbers say task='regression'",
     )
-    if measure.own and d.y_test is not None:
-        measure.refuse_failing(outputs[:1].expand(len(d.y_test), *outputs.shape[1:]), torch.from_numpy(d.y_test))
 
 
 def _tried(call: Callable[[], Any], what: str, remedy: str) -> Any:  # noqa: ANN401 - whatever the user's code returns
@@ -423,21 +414,17 @@ def _dataset(
     vocabulary: int | None,
     task: data_room.Task,
     learner: nn.Module | None,
-) -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None, Fields | None]:
-    """Return the data set, who holds which rows where the caller has decided that, and what a sample is made of."""
+) -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None]:
+    """Return the data set, and who holds which rows where the caller has decided that."""
     if isinstance(data, data_room.Dataset):
-        return _checked(data, None if test is None else pair(test), classes, task), None, None
+        return _checked(data, None if test is None else pair(test), classes, task), None
     if isinstance(data, Mapping) and sorted(data) != list(range(len(data))):
         raise Refused(f"data has the keys {sorted(data)}", "number the nodes 0, 1, 2, …")
     given = [pair(data[i]) for i in range(len(data))] if isinstance(data, Mapping) else [pair(data)]
     public = None if test is None else pair(test)
-    fields, vocabulary = _kind(given[0][0], vocabulary, learner)
-    if fields is not None:
-        given = [_packed(arrays, fields, f"node {i}") for i, arrays in enumerate(given)]
-        public = None if public is None else _packed(public, fields, "test")
+    vocabulary = _vocabulary(given[0][0], vocabulary, learner)
     if not isinstance(data, Mapping):
-        dataset = data_room.from_arrays(*given[0], *(public or ()), task=task, classes=classes, vocabulary=vocabulary)
-        return _of_columns(dataset, fields), None, fields
+        return from_arrays(*given[0], *(public or ()), task=task, classes=classes, vocabulary=vocabulary), None
     for i, arrays in enumerate(given):
         if len(arrays) != 2:
             raise Refused(f"node {i} brings {len(arrays)} arrays", "give each node (x, y), and test data as `test`")
@@ -446,8 +433,7 @@ def _dataset(
         from_arrays(x, y, *((public if i == 0 else None) or (None, None)), name=f"node {i}", **form)
         for i, (x, y) in enumerate(given)
     ]
-    dataset, parts = pool(sites, "arrays", classes)
-    return _of_columns(dataset, fields), parts, fields
+    return pool(sites, "arrays", classes)
 
 
 def _checked(
@@ -456,8 +442,6 @@ def _checked(
     """Return a data set that was made by hand as if it had been read: what arrays are refused for, it is too."""
     if test is not None and given.x_test is not None:
         raise Refused("test=… beside a Dataset with test data of its own", "leave test out, or give arrays (x, y)")
-    if isinstance(given.vocabulary, tuple):
-        raise Refused("a Dataset with several inputs per sample", "give them as arrays: ((one, other), y)")
     x_test, y_test = (given.x_test, given.y_test) if test is None else test
     form: dict[str, Any] = {"name": given.name, "task": task, "vocabulary": given.vocabulary}
     made = from_arrays(given.x, given.y, x_test, y_test, classes=classes or given.classes, **form)
@@ -466,39 +450,33 @@ def _checked(
     return made if classes or made.classes is None or given.classes is None else replace(made, counted=given.counted)
 
 
-def _kind(x: Any, vocabulary: int | None, model: nn.Module | None) -> tuple[Fields | None, int | None]:  # noqa: ANN401
-    """Tell what a sample is made of, where it is several inputs, and which vocabulary its tokens have, if any."""
-    if are_fields(x):
-        if model is None:
-            raise Refused("features of several inputs per sample", "bring what the encoder makes of them, as one array")
-        return fields_of(x, model), None
-    if model is None:
-        return None, vocabulary
-    found = looked_up(model, x.shape[1:])
+def _vocabulary(x: NDArray[Any], vocabulary: int | None, model: nn.Module | None) -> int | None:
+    """Tell which vocabulary the tokens of samples have; None where they are no tokens."""
+    if model is None or x.dtype.kind not in "iu":
+        return vocabulary
+    found = _looked_up(model, x.shape[1:])
     if vocabulary is not None:
         if found is not None and found < vocabulary:
             raise Refused(
                 f"an embedding of {found} rows for a vocabulary of {vocabulary}",
                 f"give it {vocabulary} rows, or texts and tokens a smaller vocabulary",
             )
-        return None, vocabulary
-    if found is not None and x.dtype.kind not in "iu":
-        raise Refused(
-            f"x has dtype {x.dtype}, and the model looks its numbers up in an embedding of {found} rows",
-            f"give tokens as whole numbers from 0 to {found - 1}",
-        )
-    return None, found
+        return vocabulary
+    return found
 
 
-def _packed(arrays: tuple[Any, ...], fields: Fields, name: str) -> tuple[Any, ...]:
-    """Lay several inputs of (x, y), and of test data, side by side."""
-    return tuple(
-        packed(fields, field_arrays(part), f"{name}: x") if number % 2 == 0 else part
-        for number, part in enumerate(arrays)
-    )
+def _looked_up(model: nn.Module, shape: tuple[int, ...]) -> int | None:
+    """Return the rows of the smallest embedding that is shown ones for such samples of ones; None: there is none."""
+    still, seen = copy.deepcopy(model).cpu().eval(), list[int]()
 
+    def note(layer: nn.Module, given: tuple[Any, ...], _out: object) -> None:
+        if given and bool((given[0] == 1).all()):  # an embedding of positions is shown others
+            seen.append(int(layer.num_embeddings))  # type: ignore[arg-type]
 
-def _of_columns(dataset: data_room.Dataset, fields: Fields | None) -> data_room.Dataset:
-    if fields is None or not any(fields.vocabulary):
-        return dataset
-    return replace(dataset, vocabulary=fields.columns)
+    for layer in still.modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            layer.register_forward_hook(note)
+    with torch.no_grad(), contextlib.suppress(RuntimeError, TypeError, ValueError, IndexError):  # it takes real numbers
+        still(torch.ones(2, *shape, dtype=torch.int64))
+        return min(seen, default=None)
+    return None

@@ -21,7 +21,6 @@ from privsgp.report.terminal import (
     bar,
     doing,
     err,
-    show,
     show_audit,
     show_budget,
     show_end,
@@ -116,9 +115,6 @@ def train(
         bool,
         typer.Option("--moved", help="With --resume: the run folder comes from another disk, and is no copy."),
     ] = False,
-    ledger: Annotated[
-        Path | None, typer.Option(help="An earlier run on this data, or its ledger folder: both share one budget.")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a model over a network of nodes, each with its own privacy budget."""
@@ -129,7 +125,6 @@ def train(
     place = folder or Path("runs") / settings.name
     if "WORLD_SIZE" not in os.environ:  # processes of torchrun refuse together, once they have met
         refuse_used(place, resume=resume, secret=settings.secret)
-    cli_data.there(ledger)
     from privsgp.planner import settle as planning
     from privsgp.report import page
     from privsgp.runs import problem as problems
@@ -151,7 +146,7 @@ def train(
     show_log()
     with bar(settings.algorithm.steps) as watch:
         result = training.run(
-            settings, problem, place, resume=resume, moved=moved, ledgers=ledger, watch=watch, plan=plan, world=world,
+            settings, problem, place, resume=resume, moved=moved, watch=watch, plan=plan, world=world,
         )  # fmt: skip
     if not world.rank:
         page.leave(result.folder, result.summary)
@@ -179,26 +174,6 @@ def plan(
         write_values(config, planning.written(settings, made))
         err.print(f"written to {config}", soft_wrap=True)
     tell(made.as_json(), show_plan, made, as_json=as_json)
-
-
-@app.command(**about("graph"))
-def graph(
-    name: Annotated[
-        str, typer.Argument(help="exponential, exponential-static, ring-directed, ring, complete, torus, random")
-    ],
-    nodes: Annotated[int, typer.Option(help="The paper's n.")] = 16,
-    dim: Annotated[int, typer.Option(help="The paper's d, for the bound on C.")] = 1,
-    degree: Annotated[int, typer.Option(help="Out-degree of `random`.")] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of `random`.")] = 0,
-    as_json: Json = False,
-) -> None:
-    """Show a network: its links, and the paper's constants."""
-    from privsgp import graph as graphs
-
-    network = graphs.make(name, nodes, seed=seed, degree=degree)
-    graphs.check(network)
-    rows = graphs.table(network, dim)
-    tell(dict(rows), show, f"{name}, {nodes} nodes", rows, as_json=as_json)
 
 
 @app.command(**about("audit"))

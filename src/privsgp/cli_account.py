@@ -17,49 +17,43 @@ from privsgp.report.terminal import show, show_lines
 if TYPE_CHECKING:
     from privsgp.runs.config import Config
 
-_Clip = Annotated[float, typer.Option(help="G, the norm of one sample's clipped gradient.")]
-_Accountant = Annotated[
-    Literal["certified", "published"], typer.Option(help="published: the formula of the algorithm's paper")
-]
-_Samples = Annotated[int, typer.Option(help="J, the node's number of samples.")]
-_Batch = Annotated[float, typer.Option(help="b, the expected batch.")]
-_Steps = Annotated[int, typer.Option(help="K, the number of releases.")]
-_Nodes = Annotated[int, typer.Option(help="n: nodes that share noise, or whose messages are seen as a sum.")]
-_Name = Annotated[str, typer.Option(help="privsgp-vr, privsgp, dp2-sgd, …: any that adds noise.")]
-_Delta = Annotated[float, typer.Option(help="δ")]
-_Kappa = Annotated[float, typer.Option(help="κ, the slack of the arithmetic; runs in float32 count 2⁻¹² or more.")]
-_Coordinates = Annotated[int, typer.Option(help="d, the length of a message: counts what computed noise costs.")]
-
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
     app.command(**about("account"))(account)
-    app.command(**about("calibrate"))(calibrate)
+    app.command("calibrate", **about("calibrate"))(account)
 
 
 def account(
-    samples: _Samples, batch: _Batch, steps: _Steps,
-    sigma: Annotated[float, typer.Option(help="Noise per coordinate of the averaged gradient.")],
-    nodes: _Nodes = 1, algorithm: _Name = "privsgp-vr", clip: _Clip = 1.0, delta: _Delta = 1e-5,
-    kappa: _Kappa = 0.0, coordinates: _Coordinates = 0, changes: Changes = None, as_json: Json = False,
-) -> None:  # fmt: skip
-    """Compute ε for a given noise level."""
-    privacy = {"sigma": sigma, "clip": clip, "delta": delta}
+    samples: Annotated[int, typer.Option(help="J, the node's number of samples.")],
+    batch: Annotated[float, typer.Option(help="b, the expected batch.")],
+    steps: Annotated[int, typer.Option(help="K, the number of releases.")],
+    sigma: Annotated[float | None, typer.Option(help="Noise per coordinate of the averaged gradient.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="ε, the budget: instead of --sigma.")] = None,
+    nodes: Annotated[int, typer.Option(help="n: nodes that share noise, or whose messages are seen as a sum.")] = 1,
+    algorithm: Annotated[str, typer.Option(help="privsgp-vr, privsgp, dp2-sgd, …: any with noise.")] = "privsgp-vr",
+    clip: Annotated[float, typer.Option(help="G, the norm of one sample's clipped gradient.")] = 1.0,
+    delta: Annotated[float, typer.Option(help="δ")] = 1e-5,
+    accountant: Annotated[
+        Literal["certified", "published"], typer.Option(help="published: the formula of the algorithm's paper")
+    ] = "certified",
+    kappa: Annotated[
+        float, typer.Option(help="κ, the slack of the arithmetic; runs in float32 count 2⁻¹² or more.")
+    ] = 0.0,
+    coordinates: Annotated[int, typer.Option(help="d, the length of a message: counts what computed noise costs.")] = 0,
+    changes: Changes = None,
+    as_json: Json = False,
+) -> None:
+    """Compute ε for a noise level (--sigma), or the noise that a budget needs (--epsilon)."""
+    privacy = {"sigma": sigma, "epsilon": epsilon, "clip": clip, "delta": delta, "accountant": accountant}
     config = _config(samples, batch, steps, nodes, algorithm, privacy, changes)
-    _show(*_counted(config, kappa, coordinates), as_json=as_json)
-
-
-def calibrate(
-    samples: _Samples, batch: _Batch, steps: _Steps,
-    epsilon: Annotated[float, typer.Option(help="ε, the budget.")],
-    nodes: _Nodes = 1, algorithm: _Name = "privsgp-vr", clip: _Clip = 1.0, delta: _Delta = 1e-5,
-    accountant: _Accountant = "certified", kappa: _Kappa = 0.0, coordinates: _Coordinates = 0,
-    changes: Changes = None, as_json: Json = False,
-) -> None:  # fmt: skip
-    """Compute the noise that a budget needs."""
-    privacy = {"epsilon": epsilon, "clip": clip, "delta": delta, "accountant": accountant}
-    config = _config(samples, batch, steps, nodes, algorithm, privacy, changes)
-    _show(*_counted(config, kappa, coordinates), as_json=as_json)
+    answer, assumptions = _counted(config, kappa, coordinates)
+    if as_json:
+        typer.echo(json.dumps(answer))
+        return
+    words = {"curve": "epsilon by honest nodes", "by_sites": "epsilon by sites of a person"}
+    show("privacy", [(words.get(key, key), _digits(key, value)) for key, value in answer.items()])
+    show_lines(assumptions)
 
 
 def _config(
@@ -112,15 +106,6 @@ def _counted(config: Config, kappa: float, coordinates: int) -> tuple[dict[str, 
         by_honest = [[honest, finite(epsilon)] for honest, epsilon in made.trust_curve(0, steps)]
         answer |= {"honest": config.honest} | made.covariance.to_json(config.honest) | {"curve": by_honest}
     return answer, spent.assumptions
-
-
-def _show(answer: dict[str, Any], assumptions: tuple[str, ...], *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(answer))
-        return
-    words = {"curve": "epsilon by honest nodes", "by_sites": "epsilon by sites of a person"}
-    show("privacy", [(words.get(key, key), _digits(key, value)) for key, value in answer.items()])
-    show_lines(assumptions)
 
 
 def _digits(key: str, value: object) -> str:

@@ -66,7 +66,6 @@ _COMMANDS = {
         "describe": "privsgp describe run.toml --epsilon 0.5",
         "init": "privsgp init --public public.csv --target outcome --sites aachen,basel,cork",
         "plan": "privsgp plan run.toml",
-        "tune": "privsgp tune run.toml --public synthetic --out tuned.toml",
         "options": "privsgp options algorithm",
         "data schema": "privsgp data schema public.csv --target outcome > schema.toml",
         "data check": "privsgp data check schema.toml aachen.csv",
@@ -98,7 +97,6 @@ _COMMANDS = {
     },
     "Research": {
         "compare": "privsgp compare run.toml --algorithms privsgp-vr,privsgp",
-        "graph": "privsgp graph exponential --nodes 16",
         "reproduce": "privsgp reproduce --list",
     },
 }
@@ -253,6 +251,13 @@ def describe(
     delta: Annotated[float, typer.Option(help="Its δ; below 1 / records of a site.")] = 1e-5,
     columns: Annotated[str, typer.Option(help="Names with commas between; default: all that the schema uses.")] = "",
     bins: Annotated[int, typer.Option(min=2, max=200, help="Bins of a number's public range.")] = 20,
+    by: Annotated[str, typer.Option(help="Count the target's classes by these columns too, with commas between.")] = "",
+    moments: Annotated[
+        float | None,
+        typer.Option(
+            help="Correlations and ridge regression too; each row is clipped to this norm, on the schema's scale."
+        ),
+    ] = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Default: descriptions/.")] = None,
     changes: Changes = None,
     data_dir: DataDir = None,
@@ -264,8 +269,8 @@ def describe(
     from privsgp.runs import description
 
     found = description.describe(
-        settings, epsilon, delta, columns=[c.strip() for c in columns.split(",") if c.strip()], bins=bins, out=folder,
-        data_dir=data_dir, say=lambda line: err.print(line, soft_wrap=True),
+        settings, epsilon, delta, out=folder, data_dir=data_dir, say=lambda line: err.print(line, soft_wrap=True),
+        columns=listed(columns), bins=bins, by=listed(by), moments=moments,
     )  # fmt: skip
 
     def table(rows: list[tuple[str, str, str]]) -> None:

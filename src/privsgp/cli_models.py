@@ -135,23 +135,26 @@ def evaluate(
 def _evaluate_privately(run: Path, file: Path, changes: list[str], data_dir: Path | None, *, as_json: bool) -> None:
     from privsgp.report.terminal import err, show_table, tell
 
+    def say(line: str) -> None:
+        err.print(line, soft_wrap=True)
+
     if file.suffix == ".toml":
         config = configured(file, changes)
         from privsgp.runs import evaluation
 
-        found = evaluation.of_run(run, config, data_dir)
+        found = evaluation.of_run(run, config, data_dir, say)
     else:
         from privsgp.runs import evaluation
 
-        found = evaluation.on_files(run, str(file), changes)
+        found = evaluation.on_files(run, str(file), changes, say)
 
     def table(rows: list[tuple[str, str, str]]) -> None:
         show_table("the model on held-out records", ("metric", "group", "value, 95 % interval"), rows, words=["metric"])
 
     tell(found, table, evaluation.rows_of(found), as_json=as_json)
     for line in evaluation.statement(found):
-        err.print(line, soft_wrap=True)
-    err.print(f"written to {found['folder']}", soft_wrap=True)
+        say(line)
+    say(f"written to {found['folder']}")
 
 
 def _show_worth(found: dict[str, Any]) -> None:

@@ -7,15 +7,13 @@ be public (`data.test`), or they stay at the site: no ε covers a metric.
 from __future__ import annotations
 
 import itertools
-import logging
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from privsgp import survival
-from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,16 +25,14 @@ if TYPE_CHECKING:
     Probabilities = NDArray[np.float64]
     Labels = NDArray[np.int64]
 
-_LOG = logging.getLogger(__name__)
-
 Kind = Literal["cross-entropy", "binary", "mse", "survival"]
 CLASSES = ("accuracy", "balanced_accuracy", "f1", "auc", "log_loss", "brier", "calibration_error")
 SHIFTED = ("calibration_in_the_large", "calibration_slope")  # of two classes
 VALUES = ("r2", "mae", "rmse")
 NAMES = (*CLASSES, *SHIFTED, *VALUES, *survival.NAMES)
 PICTURES = ("confusion", "roc", "calibration", "survival")
-BASELINE, OWN, DULL = "baseline", "own_metrics", "dull"
-KEYS = (*NAMES, *PICTURES, BASELINE, OWN, DULL)  # all that stands in a summary because of test data
+BASELINE, DULL = "baseline", "dull"
+KEYS = (*NAMES, *PICTURES, BASELINE, DULL, "own_metrics")  # all that stands in a summary because of test data
 BINS = 15
 _SURE, _STEEP = 1e-12, 100.0  # a probability that counts as 0; a slope that counts as endless
 _GRID = [float(v) for v in np.linspace(0, 1, 33) ** 2]  # false positive rates that a ROC curve is kept at
@@ -81,42 +77,25 @@ class Measure:
     """What is measured of a model in the end.
 
     `kind` is the loss that says what outputs mean; None for a loss of the user's own, of which `correct` alone is
-    known, if that. `own` are the user's metrics, each of all outputs and targets at once. `unit` is the (centre, scale)
-    that takes values of a regression back to the unit of their table; metrics are in that unit. `times` are the edges
-    at which survival is predicted.
+    known, if that. `unit` is the (centre, scale) that takes values of a regression back to the unit of their table;
+    metrics are in that unit. `times` are the edges at which survival is predicted.
     """
 
     kind: Kind | None = None
     classes: int | None = None
     correct: Metric | None = None
-    own: Mapping[str, Metric] = field(default_factory=dict)
     unit: tuple[float, float] = (0.0, 1.0)
     calibration: Calibration = PLAIN
     times: Sequence[float] | None = None
-
-    def __post_init__(self) -> None:
-        if taken := [name for name in self.own if name in KEYS]:
-            raise Refused(f"a metric of your own is called {taken[0]!r}", "give it a name that is not taken")
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
         """Return metrics by their names; those that cannot be computed are left out, or None."""
         if self.kind == "mse":
             outputs, targets = in_unit(outputs, self.unit), in_unit(targets, self.unit)
         found = self._known(outputs, targets)
-        if self.own:
-            found[OWN] = {name: _own(name, metric, outputs, targets) for name, metric in self.own.items()}
         if words := no_better(found, len(targets)):
             found[DULL] = words
         return found
-
-    def refuse_failing(self, outputs: Tensor, targets: Tensor) -> None:
-        """Refuse, before anything is trained, a metric of the user's own that fails."""
-        for name, metric in self.own.items():
-            try:
-                float(metric(outputs, targets))
-            except Exception as error:
-                what = f"metrics[{name!r}] fails: {type(error).__name__}: {error}"
-                raise Refused(what, "let it map all outputs and all targets to one number") from error
 
     def _known(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
         """Return metrics, and what a guess that looks at no sample would get."""
@@ -141,16 +120,6 @@ class Measure:
         else:
             return found
         return found | {BASELINE: {name: None if v is None else float(v) for name, v in guess.items()}}
-
-
-def _own(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float | None:
-    """Return a metric of the user's own; the run is over, and not to be lost to it."""
-    try:
-        value = float(metric(outputs, targets))
-    except Exception as error:  # noqa: BLE001 - whatever the user's code may raise
-        _LOG.warning("metrics[%r] failed: %s: %s", name, type(error).__name__, error)
-        return None
-    return value if math.isfinite(value) else None
 
 
 def in_unit(values: Tensor, unit: tuple[float, float]) -> Tensor:
@@ -202,20 +171,6 @@ def platt(p: NDArray[np.float64], y: Labels) -> tuple[float, float] | None:
     found = minimize(loss, (0.0, 1.0), jac=True, method="BFGS")
     finite = bool(np.isfinite(found.x).all()) and float(np.abs(found.x).max()) < _STEEP
     return (float(found.x[0]), float(found.x[1])) if finite else None
-
-
-def temperature(p: Probabilities, y: Labels) -> float | None:
-    """Return the slope of all logits that makes the classes most likely; None if no finite one does."""
-    from scipy.optimize import minimize_scalar
-    from scipy.special import log_softmax
-
-    z = np.log(np.maximum(p, _SURE))
-    found = minimize_scalar(
-        lambda slope: -float(log_softmax(slope * z, 1)[np.arange(len(y)), y].mean()),
-        bounds=(0, _STEEP),
-        method="bounded",
-    )
-    return float(found.x) if 1e-3 < found.x < 0.99 * _STEEP else None
 
 
 def threshold_for(p: NDArray[np.float64], y: Labels, aim: str, least: float) -> float:
@@ -315,8 +270,7 @@ def mean(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(found) == 1:
         return first
     shared = {name: _mean([one.get(name) for one in found]) for name in NAMES if name in first}
-    own = {OWN: {name: _mean([one[OWN][name] for one in found]) for name in first[OWN]}} if OWN in first else {}
-    return shared | own | ({BASELINE: first[BASELINE]} if BASELINE in first else {})
+    return shared | ({BASELINE: first[BASELINE]} if BASELINE in first else {})
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

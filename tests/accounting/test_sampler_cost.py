@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from privsgp.accounting import accountant, calibration, sampler_cost
-from privsgp.accounting.counting import Filter
 from privsgp.accounting.mechanisms import Anchored, Sag, Saga, SampledMean, Summed, described
 from privsgp.errors import Refused
 from privsgp.randomness import box_muller, noise
@@ -74,14 +73,6 @@ def test_a_sigma_that_leaves_no_room_for_it_is_raised(monkeypatch):
     assert epsilon(SMALL.with_sigma(raised), 1000) <= budget
 
 
-def test_a_filter_counts_it_too():
-    shared = Filter(3.0, 1e-5, 3.0)
-    costs = [shared.cost(m, 1000, "zero-out") for m in (SMALL, ideal(SMALL))]
-    assert 1 < costs[0] / costs[1] < 1 + 1e-3
-    with pytest.raises(Refused, match="coordinates"):
-        calibration.under(shared, 0.0, dataclasses.replace(SMALL, coordinates=2**50), 1000, "zero-out")
-
-
 def test_a_replaced_sample_is_two_of_the_computed_runs():
     """Found: group privacy was applied to the ideal run, and the tail added once instead of 1 + e^ε times."""
     saga = Saga(sigma=0.09, clip=1.0, batch=240, samples=1200, coordinates=8 * 10**9)
@@ -113,21 +104,6 @@ def test_what_is_left_of_delta_bears_the_ratio_too(tail):
     assert left > (1 - tail) * 1e-5 - 1.01 * sampler_cost.SHARE * 1e-5
 
 
-@pytest.mark.parametrize("runs", [1, 10, 4096])
-@pytest.mark.parametrize("share", [0.01, 0.5, 1.0])
-@pytest.mark.parametrize("epsilon", [1.4, 3.0])
-def test_a_filter_s_charges_cover_tails_and_ratios(runs, share, epsilon):
-    """e^Σζ (δ e^(−charges) + Στ + n 2⁻²⁰ δ) ≤ δ, up to tails that alone use up the budget, also where it shrank."""
-    shared = Filter(epsilon, 1e-5, 3.0)
-    free = sampler_cost.Cost(1e-30, 1e-40, 1e-15)
-    room = share * (shared.cap - runs * shared._sampler(free))
-    each = (shared._sampler(sampler_cost.Cost(1e-9, 1e-40, 1e-15)) - shared._sampler(free)) / 1e-9
-    tail = room / each
-    charged = runs * -math.log1p(-sampler_cost.SHARE) + room
-    ratios = runs * (sampler_cost.SHARE - 2.0**-19)
-    assert math.exp(ratios) * (math.exp(-charged) + tail / 1e-5 + runs * 2.0**-20) <= 1
-
-
 @pytest.mark.parametrize("sigma", [2.0**-1000, 2.0**1000])
 def test_noise_at_the_ends_of_float64_is_refused(sigma):
     """Nearer to them products lose digits, the grid is 0, or sums overflow: the proof has none of that."""
@@ -135,14 +111,6 @@ def test_noise_at_the_ends_of_float64_is_refused(sigma):
     assert epsilon(mechanism) == math.inf
     with pytest.raises(Refused, match="sigma"):
         noise.snap_(torch.zeros((1, 3), dtype=torch.float64), [sigma])
-
-
-def test_a_filter_has_room_for_so_many_runs():
-    """What ratios and tails are charged is enough for 4096 of them; 2 a run would be too little later."""
-    shared = Filter(3.0, 1e-5, 3.0)
-    assert shared.spent([]) == 0.0
-    with pytest.raises(Refused, match="4096"):
-        shared.spent([None] * 4096)
 
 
 def test_ledgers_from_before_are_read():

@@ -16,7 +16,7 @@ ALL = runs.changes(
 OTHERS = runs.changes(
     algorithm__momentum=0.5, algorithm__average="tail", algorithm__weights="samples", algorithm__steps=8
 )
-FEATURES = runs.changes(features__name="scattering", features__scales=1, features__angles=2)
+FEATURES = runs.changes(features__name="scattering")
 
 
 @pytest.mark.parametrize("options", [ALL, OTHERS], ids=["all", "others"])

@@ -163,21 +163,6 @@ def test_a_run_folder_that_was_put_back_is_refused(tmp_path, config, monkeypatch
     assert "30 releases" in said
 
 
-def test_a_ledger_folder_that_was_put_back_is_not_continued(tmp_path):
-    path = runs.small(tmp_path, SECRET.replace('"privsgp"', '"privsgp-sag"').replace("steps = 30", "steps = 5"))
-    ledgers, kept = tmp_path / "first" / "ledger", tmp_path / "kept"
-    runs.train(path, tmp_path / "first")
-    shutil.copytree(ledgers, kept)
-    again = ["--set=privacy.epsilon=4.0", "--ledger", ledgers]
-    assert runs.train(path, tmp_path / "second", *again)["releases"] == [5] * 4
-    shutil.rmtree(ledgers)
-    shutil.copytree(kept, ledgers)
-    said = _refused("train", path, "--out", tmp_path / "third", *again)
-    assert "node-0.jsonl" in said
-    assert "10 releases" in said
-    assert not (tmp_path / "third").exists()
-
-
 def test_the_budget_book_is_for_its_owner_alone(tmp_path, config):
     runs.train(config, tmp_path / "out")
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
@@ -207,14 +192,6 @@ def test_a_private_run_ends_before_its_next_release_without_a_budget_book(tmp_pa
         assert len(calls) >= 3
         assert max(sent, default=0) < 29
     assert "the budget book" in said
-
-
-def test_a_run_that_continues_ledgers_names_only_the_others(tmp_path, caplog):
-    path = runs.small(tmp_path, SECRET.replace('"privsgp"', '"privsgp-sag"').replace("steps = 30", "steps = 5"))
-    runs.train(path, tmp_path / "first")
-    again = ["--set=privacy.epsilon=4.0", "--ledger", tmp_path / "first" / "ledger"]
-    runs.train(path, tmp_path / "second", *again)
-    assert "add up" not in caplog.text
 
 
 @pytest.mark.parametrize("damage", [b"{", b"x" * 5000, "cut"])

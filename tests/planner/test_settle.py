@@ -8,7 +8,6 @@ import pytest
 
 from privsgp.errors import Refused
 from privsgp.planner import settle as planning
-from privsgp.research.tune import tune
 from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
@@ -88,8 +87,6 @@ def test_a_file_of_a_site_is_private_whatever_it_is_called(tmp_path, monkeypatch
     config = parsed(plan={"data": name}, data=where, steps="auto")
     with pytest.raises(Refused, match="the nodes' own data"):
         planning.make(config, problems.load_problem(config))
-    with pytest.raises(Refused, match="the nodes' own data"):
-        tune(parsed(data=where), name)
 
 
 def test_so_is_one_that_was_found_in_the_data_folder(tmp_path, monkeypatch):
@@ -176,12 +173,12 @@ def test_public_images_go_through_the_features(tmp_path):
     np.savez(tmp_path / "public.npz", x=1 - images, y=np.arange(300) % 3)
     values = VALUES | {
         "data": {"name": str(tmp_path / "images.npz"), "nodes": 4},
-        "features": {"name": "scattering", "scales": 1, "angles": 2},
+        "features": {"name": "scattering"},
         "plan": {"data": str(tmp_path / "public.npz")},
     }
     config = configs.parse(values)
     plan = planning.make(config, problems.load_problem(config))
-    assert plan.planner.rehearsal.runs[0].x.shape[1:] == (3 * 16,)
+    assert plan.planner.rehearsal.runs[0].x.shape[1:] == (81 * 4,)
 
 
 def made(config):

@@ -1,4 +1,4 @@
-"""Models of texts, images, tokens and several inputs predict, and are measured, on what they learnt from, or refuse."""
+"""Models of texts, images, and tokens predict, and are measured, on what they learnt from, or refuse."""
 
 from __future__ import annotations
 
@@ -208,17 +208,6 @@ class Words(nn.Module):
         return self.out(self.words(x).mean(1))
 
 
-class Visit(nn.Module):
-    """Tokens and real numbers."""
-
-    def __init__(self):
-        super().__init__()
-        self.codes, self.out = nn.Embedding(20, 4), nn.Linear(7, 2)
-
-    def forward(self, codes, vitals):
-        return self.out(torch.cat([self.codes(codes).mean(1), vitals], 1))
-
-
 def test_tokens(tmp_path):
     x = np.random.default_rng(0).integers(0, 30, (100, 5))
     result = privsgp.train(Words(), (x, x[:, 0] % 2), classes=2, nodes=2, out=tmp_path / "run", **SETTINGS)
@@ -228,24 +217,6 @@ def test_tokens(tmp_path):
         loaded.predict(x + 30)
     with pytest.raises(Refused, match="dtype float"):
         loaded.predict(x / 2)
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_several_inputs(tmp_path, named):
-    rng = np.random.default_rng(0)
-    parts = {"codes": rng.integers(0, 20, (100, 6)), "vitals": rng.standard_normal((100, 3)).astype(np.float32)}
-    visits = parts if named else tuple(parts.values())
-    y = (parts["vitals"][:, 0] > 0).astype(int)
-    result = privsgp.train(Visit(), (visits, y), test=(visits, y), classes=2, nodes=2, out=tmp_path / "run", **SETTINGS)
-    loaded = privsgp.load(tmp_path / "run", Visit())
-    turned = dict(reversed(visits.items())) if named else visits
-    assert loaded.evaluate((turned, y))["auc"] == pytest.approx(result.summary["auc"])
-    assert loaded.predict(visits).shape == (100,)
-    for other in ({"codes": parts["codes"]}, parts["codes"], (parts["codes"],)):
-        with pytest.raises(Refused, match="other inputs than the model"):
-            loaded.predict(other)
-    with pytest.raises(Refused, match="several inputs"):
-        loaded.predict(tmp_path / "x.npz")
 
 
 def test_data_sets_and_tensors_that_learn(tmp_path):

@@ -127,7 +127,8 @@ def test_a_key_that_is_gone_is_refused_with_what_to_do(key):
         ("algorithm", "average_share", 0.5, "take 'tail'"),
         ("algorithm", "final_mixing", -1, "0"),
         ("features", "name", "scatering", "did you mean 'scattering'?"),
-        ("features", "scales", 2, "take 'scattering'"),
+        ("features", "mirror", True, "take 'scattering'"),
+        ("features", "scales", 2, "2 octaves"),
         ("model", "name", "transformer", "logistic"),
         ("model", "loss", "hinge", "mse"),
         ("model", "hidden", 0, "greater than or equal to 1"),
@@ -135,9 +136,8 @@ def test_a_key_that_is_gone_is_refused_with_what_to_do(key):
         ("data", "nodes", 0, "1"),
         ("data", "partition", "odd", "dirichlet"),
         ("data", "sizes", [10, 0, 10], "at least one"),
-        ("clock", "compute", "uniform", "lognormal"),
-        ("clock", "mean", 0.0, "greater than 0"),
-        ("clock", "spread", 0.3, "'lognormal'"),
+        ("clock", "compute", "lognormal", "clock.spread"),
+        ("clock", "mean", 2.0, "clock.latency"),
         ("clock", "slowdown", 2.0, "which nodes"),
         ("clock", "stragglers", 0.1, "how much slower"),
         ("clock", "stragglers", 1.5, "less than or equal to 1"),
@@ -200,7 +200,7 @@ def test_what_has_no_use_or_no_meaning_is_refused(values, what):
 def test_features_and_steps_are_part_of_what_sites_agree_on():
     plain = parse(MINIMAL)
     for values in (
-        {"features": {"name": "scattering", "scales": 1}},
+        {"features": {"name": "scattering", "mirror": True}},
         {"algorithm": {"momentum": 0.5}},
         {"algorithm": {"average": "tail", "average_share": 0.2}},
         {"algorithm": {"weights": "samples", "final_mixing": 3}},

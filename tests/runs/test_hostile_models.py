@@ -48,7 +48,7 @@ def said(run):
         {"model": {"name": "mlp", "hidden": "many"}},
         {"model": {"name": "resnet18"}, "input_shape": [2**20, 8, 8]},
         {"classes": 2**20, "input_shape": [2**26]},
-        {"features": {"name": "scattering", "angles": 2**40}, "input_shape": [1, 8, 8]},
+        {"features": {"name": "scattering"}, "input_shape": [1, 2**13, 2**13]},
         {"features": {}},
     ],
 )

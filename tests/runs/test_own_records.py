@@ -16,7 +16,6 @@ import runs
 from privsgp.data import Dataset, from_arrays
 from privsgp.data.loading import holds_records_of
 from privsgp.engine.budget_guard import BudgetGuard
-from privsgp.engine.trainer import Trainer
 from privsgp.errors import Refused
 from privsgp.planner import settle
 from privsgp.runs import config as configs
@@ -219,55 +218,6 @@ def test_pooled_records_are_every_sites(tmp_path, files):
     for file in files:
         with pytest.raises(Refused, match="metrics on them no ε covers"):
             result.evaluate(file)
-
-
-BUDGETS = [0.5, 5.0, 5.0, 5.0]
-
-
-def go_on(tmp_path, data, name="second", ledger="first", times=2, **more):
-    return train(
-        tmp_path / name, data, epsilon=[times * e for e in BUDGETS], ledger=tmp_path / ledger, **more
-    )  # fmt: skip
-
-
-def test_records_that_changed_nodes_do_not_go_on_with_each_others_ledgers(tmp_path, files):
-    train(tmp_path / "first", files, epsilon=BUDGETS)
-    again = [tmp_path / f"again-{node}.npz" for node in range(4)]
-    for file, (x, y) in zip(again, [SITES[1], SITES[0], *SITES[2:]], strict=True):
-        np.savez_compressed(file, x=x[::-1], y=y[::-1], classes=2)
-    few = [(np.concatenate([x[5:], other[:5]]), y) for (x, y), (other, _) in zip(SITES, SITES[::-1], strict=True)]
-    for moved in ([files[1], files[0], *files[2:]], SITES[::-1], again, few):
-        with pytest.raises(Refused, match=r"records of node \d were at other nodes"):
-            go_on(tmp_path, moved, classes=2)
-    shifted = [(x[::-1], y[::-1]) for x, y in SITES]  # where they lie in a node does not matter to a new run
-    go_on(tmp_path, shifted, classes=2)
-
-
-def test_records_of_a_later_run_on_the_same_ledgers_stay_where_they_are_too(tmp_path):
-    train(tmp_path / "first", SITES, epsilon=BUDGETS, classes=2)
-    later = [(x + 1, y) for x, y in SITES]
-    go_on(tmp_path, later, classes=2)
-    for ledger in ("first", "second"):
-        with pytest.raises(Refused, match=r"records of node \d were at other nodes"):
-            go_on(tmp_path, later[::-1], "third", ledger, 3, classes=2)
-    go_on(tmp_path, later, "third", "second", 3, classes=2)
-
-
-def test_rows_of_a_divided_file_that_moved_are_noticed(tmp_path):
-    train(tmp_path / "first", (X, Y), nodes=4, classes=2, epsilon=BUDGETS)
-    with pytest.raises(Refused, match=r"records of node \d were at other nodes"):
-        go_on(tmp_path, (np.roll(X, 40, axis=0), Y), nodes=4, classes=2)
-    go_on(tmp_path, (X, Y), nodes=4, classes=2)
-
-
-def test_records_of_a_later_run_that_spent_nothing_lie_where_they_like(tmp_path):
-    train(tmp_path / "first", SITES, epsilon=BUDGETS, classes=2)
-    later = [(x + 1, y) for x, y in SITES]
-    with mock.patch.object(Trainer, "run", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
-        go_on(tmp_path, later[::-1], classes=2)
-    go_on(tmp_path, later, "third", classes=2)
-    with pytest.raises(Refused, match=r"records of node \d were at other nodes"):
-        go_on(tmp_path, later[::-1], "fourth", times=3, classes=2)
 
 
 class Two(nn.Module):

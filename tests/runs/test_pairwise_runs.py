@@ -127,24 +127,6 @@ def test_a_run_says_whom_it_trusts_and_what_is_left_otherwise(tmp_path):
     assert "passed on the public keys" not in page  # no process but this one
 
 
-def test_ledgers_of_another_trust_are_not_gone_on_with(tmp_path):
-    config = runs.small(tmp_path)
-    options = ["--set=privacy.sigma=", "--set=privacy.epsilon=4.0", "--set=algorithm.batch=150"]
-    runs.train(config, tmp_path / "shared", *PAIRWISE, *options)
-    for others in ([], ["--set=privacy.noise=pairwise", "--set=privacy.honest=2"]):
-        ran = runs.command(
-            "train", config, "--out", tmp_path / "next", "--ledger", tmp_path / "shared" / "ledger",
-            *options, "--set=privacy.epsilon=8.0", *others,
-        )  # fmt: skip
-        assert ran.code == 2
-        assert "number of honest nodes: 3, and here" in ran.err
-    more = runs.command(
-        "train", config, "--out", tmp_path / "more", "--ledger", tmp_path / "shared" / "ledger",
-        *options, "--set=privacy.epsilon=8.0", *PAIRWISE,
-    )  # fmt: skip
-    assert more.code == 0, more.err
-
-
 def test_a_secret_run_that_crashed_shares_other_secrets_and_pays_again(tmp_path):
     config, out = runs.small(tmp_path), tmp_path / "out"
     secret = [*PAIRWISE, "--set=seed=", "--set=data.sizes="]

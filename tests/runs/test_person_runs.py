@@ -151,15 +151,6 @@ def test_a_person_at_two_sites_is_what_the_noise_is_for(place):
     assert "record" not in text
 
 
-def test_ledgers_of_different_units_do_not_mix(place):
-    train(place, "persons", "--set=algorithm.name=privsgp", "--set=algorithm.steps=2")
-    for change in (["--set=data.person=", "--set=data.rows_per_person="], ["--set=data.rows_per_person=2"]):
-        words = ["--set=algorithm.name=privsgp", "--ledger", place / "persons", "--out", place / "rows"]
-        ran = runs.command("train", place / "run.toml", *words, *change)
-        assert ran.code == 2
-        assert "another number of rows of a person" in ran.err
-
-
 def test_identifiers_stay_where_they_are(place):
     ran = train(place, "secret", "--set=seed=")
     assert "persons have more than 3 rows, and 3 of each are used" in ran.err
@@ -192,7 +183,6 @@ def test_rows_of_a_person_in_another_file_are_in_the_book(place):
         (None, ("--set=data.rows_per_person=",), "without data.rows_per_person"),
         (None, ("--set=data.rows_per_person=65",), "64"),
         (None, ("--set=algorithm.name=ldp-svrg",), "data.person"),
-        (None, ("--set=model.dropout=0.5",), "dropout"),
         (None, ("--set=privacy.sites_per_person=3",), "at most as many"),
     ],
 )  # fmt: skip

@@ -61,7 +61,7 @@ def write(folder, name, count, rng):
 @pytest.fixture
 def place(tmp_path):
     rng = np.random.default_rng(0)
-    (tmp_path / "schema.toml").write_text(SCHEMA)
+    (tmp_path / "schema.toml").write_text(SCHEMA + 'who = { type = "ignored" }\n')
     (tmp_path / "run.toml").write_text(RUN)
     for name in (*SITES, *(f"test-{site}" for site in SITES)):
         write(tmp_path, name, 600, rng)
@@ -82,7 +82,8 @@ SHARE = ("--set", "seed=1", "--set", "evaluation.share=0.3")
 
 def records(place, template="{site}.csv", *, share=None, held_out=False):
     config = configs.read(place / "run.toml").with_section("data", path=str(place / template))
-    one = problem.unencoded(config, None, range(3)).side(share, held_out=held_out)
+    asked = config.with_section("evaluation", share=share).evaluation
+    one = problem.unencoded(config, None, range(3)).side(asked, held_out=held_out)
     return booked.records_of(one.hashes, one.dataset, one.parts)
 
 
@@ -118,14 +119,95 @@ def test_the_report_shows_the_model_on_held_out_patients(place):
     assert "sex = M" in page
 
 
-def test_sides_are_those_of_the_records_at_every_site_and_in_every_run(place):
-    train_, test = records(place, share=0.3), records(place, share=0.3, held_out=True)
-    rows = [set(one.hashes[:, 0].tolist()) for one in (*train_, *test)]
-    assert not set.union(*rows[:3]) & set.union(*rows[3:])
+def test_a_private_run_holds_records_out_by_their_place(place):
+    """The sizes tell nothing of the records: they are those of a file whose rows are all equal."""
+    private = ("--set", "privacy.epsilon=1.0", "--set", "privacy.sigma=")
+    share = ("--set", "evaluation.share=0.3")
+    train(place, *private, *share)
+    ran = evaluate(place, *private, *share, "--json", file="run.toml")
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    assert "together with training ε = 2.9" in ran.err
     text = (place / "aachen.csv").read_text().splitlines()
-    (place / "basel.csv").write_text("\n".join([text[0], *reversed(text[1:])]) + "\n")  # the same records elsewhere
-    moved = records(place, share=0.3, held_out=True)
-    assert set(moved[0].hashes[:, 0].tolist()) == set(moved[1].hashes[:, 0].tolist())
+    (place / "aachen.csv").write_text("\n".join([text[0], *[text[1]] * 600]) + "\n")
+    equal = records(place, share=0.3, held_out=True)
+    assert [len(one.hashes) for one in equal] == found["held_out"]
+    ran = evaluate(place, *private, *share, file="run.toml")
+    assert (ran.code, "node 0 holds out other records now" in ran.err) == (2, True)
+
+
+def test_both_sides_of_a_split_by_record_are_charged(place):
+    private = ("--set", "privacy.epsilon=1.0", "--set", "privacy.sigma=", "--set", "evaluation.share=0.3")
+    train(place, *private)
+    held, kept = (records(place, share=0.3, held_out=which) for which in (True, False))
+    assert {Book().spent_on(one.hashes, "zero-out").epsilon for one in held} == {0}
+    assert evaluate(place, *private, file="run.toml").code == 0
+    assert {Book().spent_on(one.hashes, "zero-out").epsilon for one in held} == {2}
+    assert {Book().spent_on(one.hashes, "zero-out").epsilon for one in kept} == {3}
+
+
+PERSONS = (
+    "--set", 'data.person="who"', "--set", "data.rows_per_person=2", "--set", "privacy.epsilon=1.0",
+    "--set", "privacy.sigma=", "--set", "evaluation.share=0.3",
+)  # fmt: skip
+
+
+def with_persons(place, template="{}", first=0):
+    """Give each two rows of a file a person."""
+    for number, site in enumerate(SITES):
+        path = place / f"{template.format(site)}.csv"
+        head, *lines = path.read_text().splitlines()
+        lines = [f"{line},p{first + 1000 * number + i // 2}" for i, line in enumerate(lines)]
+        path.write_text("\n".join([f"{head},who", *lines]) + "\n")
+
+
+def of_persons(place, *, held_out):
+    config = configs.read(place / "run.toml", [*PERSONS[1::2]])
+    one = problem.unencoded(config, None, range(3)).side(config.evaluation, held_out=held_out)
+    return booked.records_of(one.hashes, one.dataset, one.parts)
+
+
+def test_a_person_pays_for_training_or_for_the_evaluation(place):
+    with_persons(place)
+    train(place, *PERSONS)
+    ran = evaluate(place, *PERSONS, "--json", file="run.toml")
+    assert ran.code == 0, ran.err
+    assert "a person's budget in all is ε = 2, δ = 0.0001 at most" in ran.err
+    found = json.loads(ran.out)
+    assert (found["unit"], found["added"], sum(found["held_out"])) == ("person", None, pytest.approx(270, abs=40))
+    held, kept = (of_persons(place, held_out=which) for which in (True, False))
+    assert not {int(h) for one in held for h in one.hashes[:, -1]} & {int(h) for one in kept for h in one.hashes[:, -1]}
+    spent = [{Book().spent_on(one.hashes, "zero-out, one person").epsilon for one in side} for side in (held, kept)]
+    assert spent == [{2}, {1}]
+
+
+def test_a_person_at_several_sites_pays_for_both(place):
+    with_persons(place)
+    several = (*PERSONS, "--set", "privacy.sites_per_person=2")
+    train(place, *several)
+    ran = evaluate(place, *several, file="run.toml")
+    assert "held out at another: this is the sum" in ran.err, ran.err
+    spent = {Book().spent_on(one.hashes, "zero-out, one person").epsilon for one in of_persons(place, held_out=False)}
+    assert spent == {3}
+
+
+def test_another_key_moves_persons_and_is_refused(place):
+    with_persons(place)
+    train(place, *PERSONS)
+    ran = evaluate(place, *PERSONS, "--set", 'evaluation.key="other"', file="run.toml")
+    assert (ran.code, "another [data], seed or evaluation.share" in ran.err) == (2, True)
+
+
+def test_persons_that_were_trained_on_are_refused(place):
+    """Planted: evaluation on persons that another site trained on."""
+    with_persons(place)
+    with_persons(place, "test-{}", first=5000)
+    train(place, *PERSONS[:-2])
+    assert evaluate(place).code == 0
+    path = place / "test-cork.csv"
+    path.write_text(path.read_text().replace(",p7000\n", ",p 3\n").replace("p 3", "p3"))  # of aachen
+    ran = evaluate(place)
+    assert (ran.code, "1 of the persons were trained on" in ran.err) == (2, True)
 
 
 def test_two_evaluations_are_two_releases(place):
@@ -139,20 +221,17 @@ def test_two_evaluations_are_two_releases(place):
     assert (held, trained) == (pytest.approx(4), pytest.approx(1))
 
 
-def test_records_that_were_trained_on_are_refused(place):
-    """Planted: evaluation on trained records."""
+def test_a_file_that_was_trained_on_is_refused(place):
+    """Planted: evaluation on trained records. Records that are equal by chance are reported, and pay for both."""
     train(place)
-    for name in SITES:
-        write(place, f"other-{name}", 50, np.random.default_rng(9))
-    with (place / "other-cork.csv").open("a") as file:
-        file.write((place / "basel.csv").read_text().splitlines()[1] + "\n")
-        file.write((place / "basel.csv").read_text().splitlines()[2] + "\n")
-        file.write((place / "basel.csv").read_text().splitlines()[3] + "\n")
-    ran = evaluate(place, file="other-{site}.csv")
-    assert ran.code == 2
-    assert "were trained on" in ran.err
-    assert not list((place / "run").glob("evaluation-*"))
-    assert evaluate(place, file="test-{site}.csv").code == 0
+    (place / "test-cork.csv").write_text((place / "basel.csv").read_text())
+    ran = evaluate(place)
+    assert (ran.code, "records that a site trained on" in ran.err) == (2, True)
+    text = (place / "test-basel.csv").read_text().splitlines()
+    trained = (place / "basel.csv").read_text().splitlines()[1:4]
+    (place / "test-cork.csv").write_text("\n".join([*text, *trained]) + "\n")
+    ran = evaluate(place)
+    assert (ran.code, "3 of 603 test records equal a trained one" in ran.err) == (0, True)
 
 
 def test_another_share_than_in_training_is_refused(place):
@@ -160,12 +239,6 @@ def test_another_share_than_in_training_is_refused(place):
     ran = evaluate(place, *SHARE, "--set", "evaluation.share=0.4", file="run.toml")
     assert ran.code == 2
     assert "another [data], seed or evaluation.share" in ran.err
-
-
-def test_a_private_run_with_a_share_is_refused(place):
-    """Its sizes would count the records with equal inputs, without noise."""
-    ran = runs.command("train", place / "run.toml", "--out", place / "run", "--set", "evaluation.share=0.3")
-    assert (ran.code, "evaluation.share = 0.3 without seed" in ran.err) == (2, True)
 
 
 def test_a_run_with_a_site_without_noise_is_refused(place):
@@ -205,7 +278,7 @@ def test_the_policy_bounds_training_and_evaluation_together(place, monkeypatch):
     (place / "site" / "policy.toml").write_text("epsilon_total = 1.5\ndelta_run = 0.01\n")
     ran = evaluate(place)
     assert (ran.code, "policy.toml: epsilon_total" in ran.err) == (2, True)
-    assert not list((place / "run").glob("evaluation-*"))
+    assert not list((place / "run").glob("evaluation-*/ledger/*"))
     assert evaluate(place, "--set", "evaluation.epsilon=1.4").code == 0
 
 
@@ -222,7 +295,7 @@ def test_a_run_that_the_book_does_not_know_is_refused(place, monkeypatch):
     train(place)
     monkeypatch.setenv("PRIVSGP_STATE", str(place / "elsewhere"))
     ran = evaluate(place)
-    assert (ran.code, "the budget book does not know the run" in ran.err) == (2, True)
+    assert (ran.code, "the budget book does not know this run" in ran.err) == (2, True)
 
 
 def test_sites_refuse_what_runs_in_one_process_only(place):

@@ -49,16 +49,6 @@ def test_a_folder_of_the_name_of_a_built_in_data_set_is_where_its_files_lie(tmp_
     assert problems.load_problem(asked, tmp_path).samples == [2, 2, 2, 2]
 
 
-def test_a_ledger_is_continued_only_where_its_records_lie(tmp_path):
-    path = runs.small(tmp_path, UNSEEDED.replace('"privsgp"', '"privsgp-sag"'))
-    runs.train(path, tmp_path / "first", "--set=algorithm.steps=5")
-    again = ["--set=privacy.epsilon=4.0", "--set=algorithm.steps=5", "--ledger", tmp_path / "first" / "ledger"]
-    moved = runs.command("train", path, "--out", tmp_path / "moved", "--set=data.sizes=[301, 300, 300, 300]", *again)
-    assert moved.code == 2
-    assert "another layout of records" in moved.err
-    assert runs.train(path, tmp_path / "second", *again)["releases"] == [5] * 4
-
-
 @pytest.mark.parametrize(("trust", "together"), [("secure aggregation", 4), ("per-node", 1)])
 def test_what_only_a_sum_may_show_is_counted_as_a_sum_and_no_secret_is_hashed(trust, together, tmp_path):
     path = runs.small(tmp_path, UNSEEDED.replace('name = "privsgp"', f'name = "dp-srm"\ntrust = "{trust}"'))
@@ -72,16 +62,6 @@ def test_resume_says_what_there_is_to_resume(tmp_path):
     path, out = runs.small(tmp_path), tmp_path / "out"
     assert f"there is no run in {out} to resume" in runs.command("train", path, "--out", out, "--resume").err
     assert f"the run in {out} is finished" in runs.command("train", path, "--out", out, "--resume").err
-
-
-def test_what_is_no_ledger_folder_is_refused(tmp_path):
-    ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "out", "--ledger", tmp_path / "nowhere")
-    assert ran.code == 2
-    assert f"{tmp_path / 'nowhere'} does not exist" in ran.err
-    (tmp_path / "empty").mkdir()
-    ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "out", "--ledger", tmp_path / "empty")
-    assert ran.code == 2
-    assert f"--ledger {tmp_path / 'empty'} holds no ledger" in ran.err
 
 
 LABELS = np.array([0, 1] * 60)

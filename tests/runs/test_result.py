@@ -24,7 +24,7 @@ from privsgp.errors import Refused
 from privsgp.runs import rows
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-FEATURES = ("--set=features.name=scattering", "--set=features.scales=1", "--set=features.angles=2")
+FEATURES = ("--set=features.name=scattering",)
 
 
 @pytest.fixture(scope="module")

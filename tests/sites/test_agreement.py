@@ -138,7 +138,7 @@ def test_data_of_another_size_is_refused(three):
         ({"algorithm": {"average": "tail", "final_mixing": 3}}, "no average"),
         ({"privacy": {"epsilon": 3.0, "accountant": "published"}}, "guarantees nothing"),
         ({"privacy": {"epsilon": 3.0, "noise": "auto"}}, "whom they have to trust"),
-        ({"features": {"name": "scattering", "angles": 10**6}}, "at most 4096"),
+        ({"features": {"name": "scattering", "like": "leaves", "components": 10**6}}, "at most 4096"),
     ],
 )
 def test_what_sites_could_not_promise_or_go_on_with_is_refused(three, changes, why):
@@ -282,7 +282,7 @@ def test_features_are_made_anew_and_compared(three, tmp_path, monkeypatch):
     monkeypatch.setenv("PRIVSGP_CACHE", str(tmp_path / "cache"))
     d = data.load(str(three.files[0]), classes=10)
     d = dataclasses.replace(d, x=d.x.reshape(-1, 1, 8, 8), x_test=d.x_test.reshape(-1, 1, 8, 8))
-    made = {"name": "scattering", "scales": 1, "angles": 2}
+    made = {"name": "scattering"}
     values = three.agreement.config.shared() | {"features": made}
     agreement = propose(
         configs.parse(values), [site.card for site in three.sites], d, name="images", limits=Limits(deadline=30.0)

@@ -117,7 +117,7 @@ def promised(site, agreement, file):
     node = agreement.node(site)
     folder = Folder(file.parent / agreement.run[:8], f"-{node}-{node}")
     folder.path.mkdir(exist_ok=True)
-    folder.identify({}, None, agreement.run)
+    folder.identify({}, agreement.run)
     spec, records = _spec(agreement, file, None, node, "cpu", lambda _line: None)
     _enter(site, agreement, folder, spec, (str(file), records), resumed=False, moved=False, say=lambda _line: None)
 

@@ -24,7 +24,7 @@ def test_without_noise_metrics_are_those_of_the_records():
     (p, y), layout = simulated(20_000, rng), Scores.of(10, groups=SEX)
     group = rng.integers(0, 6, len(p))
     rows = layout.rows(p, y, group)
-    assert np.linalg.norm(rows, axis=1).max() <= layout.vectors.norm
+    assert np.linalg.norm(rows, axis=1).max() <= layout.norm
     found = named(layout.estimates(rows.sum(0), len(p), 0.0))
     exact = of_classes(np.stack([1 - p, p], 1), y)
     assert found["accuracy", "all"].value == pytest.approx(exact["accuracy"], abs=1e-9)
@@ -81,7 +81,7 @@ def test_residuals_give_r2_and_mae():
     y = rng.uniform(20, 80, 20_000)
     predicted, layout = y + rng.normal(0, 6, len(y)), Residuals(25.0, 50.0, 50.0)
     rows = layout.rows(predicted, y)
-    assert np.linalg.norm(rows, axis=1).max() <= layout.vectors.norm
+    assert np.linalg.norm(rows, axis=1).max() <= layout.norm
     found = named(layout.estimates(rows.sum(0), len(y), 0.0))
     r2 = 1 - np.mean((y - predicted) ** 2) / y.var()
     assert found["r2", "all"].value == pytest.approx(r2, abs=1e-3)

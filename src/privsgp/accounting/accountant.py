@@ -14,9 +14,7 @@ from dataclasses import astuple, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, get_args
 
-import numpy as np
-
-from privsgp.accounting import lower_bound, mechanisms, rdp, renyi_bound
+from privsgp.accounting import lower_bound, mechanisms, renyi_bound
 from privsgp.accounting import sampler_cost as sampler
 from privsgp.accounting.curve import Curve, Gaussian, Group, Sampled
 from privsgp.accounting.mechanisms import (
@@ -108,31 +106,7 @@ def profile(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -
     run = _run(mechanism, check(steps, 0.5, relation), relation)
     if run is None:
         return Gaussian(math.inf)
-    return _neighbour(_composed(run, 1.0), run.in_a_row)
-
-
-def renyi(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -> rdp.Renyi:
-    """Return the Rényi curve of `steps` releases, which adds up over runs that were chosen one after the other.
-
-    Guarantee: as `profile`, but each order on its own may be composed adaptively.
-    Assumes: as `epsilon`. Refused where the relation only follows by group privacy.
-    """
-    run = _run(mechanism, check(steps, 0.5, relation), relation)
-    if run is None:
-        return rdp.Renyi(np.full(rdp.ORDERS.shape, math.inf))
-    if renyi_bound.in_a_row(mechanism, relation) > 1:
-        raise Refused(
-            f"relation = {relation!r} of {type(mechanism).__name__} over several runs",
-            "take 'zero-out', and for persons at several sites independent noise: "
-            "Rényi divergences do not survive group privacy",
-        )
-    return renyi_bound.renyi(mechanism, steps, relation)
-
-
-def sampler_cost(mechanism: Mechanism, steps: int, relation: Relation) -> sampler.Cost:
-    """Return what noise computed in float64 costs such a run beyond what is counted for ideal noise."""
-    run = _run(mechanism, steps, relation)
-    return sampler.Cost.of(mechanism, steps, math.inf if run is None else _farthest(run))
+    return _neighbour(_composed(run), run.in_a_row)
 
 
 def rough(mechanism: Mechanism, steps: int, delta: float, relation: Relation) -> float:
@@ -141,7 +115,7 @@ def rough(mechanism: Mechanism, steps: int, delta: float, relation: Relation) ->
     if run is None:
         return math.inf
     parts = ((Ends(*astuple(r)) if isinstance(r, Geometry) else r, count) for r, count in run.parts)
-    curve = _composed(_Run(tuple(parts), run.in_a_row), delta)
+    curve = _composed(_Run(tuple(parts), run.in_a_row))
     return _neighbour(curve, run.in_a_row).epsilon(delta)
 
 
@@ -199,7 +173,7 @@ def _bracketed(
 ) -> tuple[float, float]:
     """Return ε by composition and by Rényi divergences, once both agree with each other and with `lower_bound`."""
     renyi, floor = renyi_bound.renyi(mechanism, steps, relation), lower_bound.epsilon(mechanism, steps, delta, relation)
-    composed = _composed(run, delta)
+    composed = _composed(run)
     above = ENVELOPE if any(isinstance(release, Geometry) for release, _ in run.parts) else SLACK
     # ε of one zero-out, and of the relation: two zero-outs in a row, each with a tail beside what is left of δ
     single, second = composed.epsilon(delta), renyi.epsilon(delta)
@@ -219,13 +193,13 @@ def _bracketed(
 
 
 @lru_cache(maxsize=8)
-def _composed(run: _Run, delta: float) -> Curve:
+def _composed(run: _Run) -> Curve:
     """Return the curve of all releases: exact for Gaussians, else by privacy-loss distributions, sharpest around δ."""
     if run.plain:
         return Gaussian(math.hypot(*(math.sqrt(n) * _unsampled(release) for release, n in run.parts)))
     from privsgp.accounting import pld  # dp-accounting takes a second to import, and Gaussians alone need none of it
 
-    return pld.compose(run.parts, delta)
+    return pld.compose(run.parts)
 
 
 def _unsampled(release: Release) -> float:
@@ -345,12 +319,6 @@ def _whole(mechanism: Mechanism, *, replace: bool) -> Release:
     return Sampled(1.0, _over(mechanism.radius, mechanism.samples * mechanism.sigma), replace)
 
 
-def _sum(mechanism: Mechanism, *, replace: bool) -> Release:
-    """Σ v_j: shift G; between two vectors without negative entries √2 G."""
-    assert isinstance(mechanism, mechanisms.Counts)  # noqa: S101
-    return Sampled(1.0, _over(mechanism.apart(replace=replace), mechanism.sigma))
-
-
 def _over(norm: float, noise: float) -> float:
     return norm / noise if noise else math.inf
 
@@ -361,5 +329,4 @@ _KINDS: dict[type[Mechanism], Callable[..., Release]] = {
     Saga: _saga,
     mechanisms.Gaussian: _whole,
     mechanisms.Sag: _whole,
-    mechanisms.Counts: _sum,
 }

@@ -31,21 +31,15 @@ from privsgp.errors import Refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from privsgp.accounting.counting import Count, Filter
-
+C2 = 0.3724  # of the published formula: repeats the paper's ResNet-18 numbers
 WITHIN = math.log(1.004)  # the σ returned exceeds the smallest one by at most this much
 
 Point = tuple[float, float]  # ln σ, and ln(certified ε / budget) there
 
 
-def needed(count: Count, mechanism: Mechanism, releases: int, epsilon: float, delta: float) -> float:
-    """Return the noise that keeps so many releases within the budget, or within what other runs have left."""
-    if count.after is not None:
-        return under(*count.after, mechanism, releases, count.relation)
-    if count.paper is not None:  # for K steps: the spare releases are not part of it
-        algorithm, steps, c2 = count.paper
-        return float(plugins.formula("published").sigma(mechanism, steps, epsilon, delta, c2, algorithm))
-    return sigma(mechanism, releases, epsilon, delta, count.relation)
+def published(mechanism: Mechanism, steps: int, epsilon: float, delta: float, c2: float, algorithm: str) -> float:
+    """Return the noise that the algorithm's paper asks for. Its true ε is still certified."""
+    return float(plugins.formula("published").sigma(mechanism, steps, epsilon, delta, c2, algorithm))
 
 
 def sigma(mechanism: Mechanism, steps: int, epsilon: float, delta: float, relation: Relation = "zero-out") -> float:
@@ -84,35 +78,6 @@ def _with_sampler(
     while accountant.epsilon(mechanism.with_sigma(sigma), steps, delta, relation).epsilon > epsilon:
         sigma, more = found * (1 + more), 2 * more
     return sigma
-
-
-def under(shared: Filter, spent: float, mechanism: Mechanism, releases: int, relation: Relation) -> float:
-    """Return the least noise (to 0.1 %) with which so many more releases fit under the cap."""
-    left = shared.cap - spent
-    if left <= 0:
-        raise Refused(
-            f"the ledger has spent ε = {up(shared.epsilon_of(spent))} of {up(shared.epsilon)}, as runs that follow "
-            f"each other are counted, by Rényi divergences of order {shared.order:g}",
-            "nothing is left for a further run. One that was begun continues ({resume}), counted as "
-            "one run. Sampled steps with little noise cost most at this order (docs/proofs/saga.md, "
-            "'Proved, certified, checked')",
-            resume=True,
-        )
-
-    def fits(value: float) -> bool:
-        return shared.cost(mechanism.with_sigma(value), releases, relation) <= left
-
-    refuse_vast(mechanism.with_sigma(1.0), releases, shared.delta)
-    high = mechanism.radius / mechanism.samples
-    while not fits(high):
-        high *= 2
-    low = high / 2
-    while fits(low):
-        low, high = low / 2, low
-    while high > low * 1.001:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
 
 
 def refuse_vast(mechanism: Mechanism, steps: int, delta: float) -> None:

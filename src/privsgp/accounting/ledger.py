@@ -182,10 +182,8 @@ class Ledger:
     Assumes: a message leaves only after `sent` accepted it, and the disk keeps what fsync said it has.
     """
 
-    def __init__(self, chain: Chain, segment: Segment, before: Sequence[Segment], since: int, *, commits: bool) -> None:
+    def __init__(self, chain: Chain, segment: Segment, since: int, *, commits: bool) -> None:
         self.path, self.segment = chain.path, segment
-        self.before = sum(one.charged for one in before)  # charged in the segments before this one
-        self.origin = (before[0] if before else segment).header.run  # the first run in it: the ledger's own name
         self._chain = chain
         self._at_once = commits  # whether every message is noted before it leaves
         # A simulation repeats its bytes: what a killed process paid for is still there to be sent. Where steps are
@@ -198,32 +196,29 @@ class Ledger:
 
     @classmethod
     def open(
-        cls, path: Path | str, header: Header, earlier: Sequence[Segment] = (), seen: Sequence[Seen] = (),
-        since: int = 0, *, commits: bool = False,
-    ) -> Self:  # fmt: skip
-        """Create the ledger, continue the run that `header` names, or begin a new segment after other runs.
+        cls, path: Path | str, header: Header, seen: Sequence[Seen] = (), since: int = 0, *, commits: bool = False
+    ) -> Self:
+        """Create the ledger, or continue the run that `header` names.
 
         All steps before `since` were sent. `commits` tells whether each step is made durable before it is sent.
 
-        Guarantee: the other runs in it are `earlier`, those that this run's noise was calibrated after: it is locked
-        before they are compared, and until `unlock` no other run can spend from it. All that `seen` knows is in it.
+        Guarantee: no other run is in it, and until `unlock` no other process can write to it. All that `seen` knows is
+        in it.
         """
         path, segments = Path(path), list[Segment]()
         chain = Chain.open(path, partial(_follow, segments), seen)
         try:
             _refuse_other_node(path, segments, header.node)
-            if header.run in (segment.header.run for segment in segments):
-                _refuse_change(path, segments[-1].header, header)
-                _refuse_others(path, segments[:-1], earlier)
-                return cls(chain, segments[-1], segments[:-1], since, commits=commits)
-            _refuse_others(path, segments, earlier)
+            if segments:
+                _refuse_change(path, segments, header)
+                return cls(chain, segments[0], since, commits=commits)
             chain.write({"kind": "open", "format": FORMATS[-1]} | dataclasses.asdict(header))
             chain.sync()
             chain.sync_names()
         except BaseException:
             chain.close()
             raise
-        return cls(chain, Segment(header), segments, since, commits=commits)
+        return cls(chain, Segment(header), since, commits=commits)
 
     @property
     def charged(self) -> int:
@@ -232,7 +227,7 @@ class Ledger:
 
     def seen(self, by: str) -> Seen:
         """Return what may be kept elsewhere of this ledger: of its lines those that outlive a power cut."""
-        return Seen(self.before + self.charged, self._chain.durable, by)
+        return Seen(self.charged, self._chain.durable, by)
 
     def holds(self, step: int) -> bool:
         """Return whether this step is paid for and not yet sent."""
@@ -367,9 +362,14 @@ def together(ledgers: Sequence[Ledger], action: Callable[[Ledger], T]) -> list[T
         return list(pool.map(action, ledgers))
 
 
-def _refuse_change(path: Path, old: Header, new: Header) -> None:
-    if old.run != new.run:
-        raise Refused(f"{path}: run {new.run} was followed by run {old.run}", "start a new run: that one has ended")
+def _refuse_change(path: Path, segments: Sequence[Segment], new: Header) -> None:
+    old = segments[0].header
+    if len(segments) > 1 or old.run != new.run:
+        raise Refused(
+            f"{path} holds {' and '.join(one.header.run for one in segments)}, and this is run {new.run}",
+            "give each run a ledger of its own: choose another {out}",
+            out=None,
+        )
     before, now = dataclasses.asdict(old), json.loads(json.dumps(dataclasses.asdict(new)))
     before["mechanism"] = described(old.mechanism).describe()  # with the keys that came later
     if changed := [key for key in before if before[key] != now[key]]:
@@ -377,15 +377,6 @@ def _refuse_change(path: Path, old: Header, new: Header) -> None:
         raise Refused(
             f"{path}: {key} of run {old.run} was {before[key]} and is now {now[key]}",
             "resume with the configuration the run was started with, or start a new run",
-        )
-
-
-def _refuse_others(path: Path, found: Sequence[Segment], counted: Sequence[Segment]) -> None:
-    if list(found) != list(counted):
-        raise Refused(
-            f"{path}: another run has spent from this ledger meanwhile",
-            "start again with {resume}: its spending is then counted before this run's noise is chosen",
-            resume=True,
         )
 
 

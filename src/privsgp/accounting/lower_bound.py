@@ -16,7 +16,6 @@ from scipy import special
 from privsgp.accounting.mechanisms import (
     Anchored,
     Composed,
-    Counts,
     Gaussian,
     Mechanism,
     PersonLevel,
@@ -65,9 +64,6 @@ def _tests(m: Mechanism, steps: int, delta: float, other: float) -> list[float]:
     """Return what the tests show; `other` is 1 where the sample's replacement does the opposite, 0 where it is gone."""
     whole, drawn = m.radius / m.samples / m.sigma, m.radius / m.batch / m.sigma  # in a mean of all, of a batch
     coins = m.rate if m.sampling == "poisson" else 1.0
-    if isinstance(m, Counts):  # one vector against none; against one at a right angle, or its negative
-        far = (math.sqrt(2.0) if not m.signed else 2.0) if other else 1.0
-        return [_sum(steps, 1.0, 0.0, far * drawn, 0.0, delta)]
     if isinstance(m, Gaussian):
         return [_sum(steps, 1.0, 0.0, whole, other, delta)]
     if not isinstance(m, Saga):

@@ -4,7 +4,7 @@ An algorithm declares one of these beside its update. The same object gives the 
 and the noise its σ. The accountant counts this object too. So the code that adds noise and the code that counts it
 agree. An accountant that does not know a mechanism refuses it.
 
-A base is one `Release`: `SampledMean`, `Saga`, `Gaussian`, `Sag`, `Counts`, `Unprotected`. `Anchored` is a run of two
+A base is one `Release`: `SampledMean`, `Saga`, `Gaussian`, `Sag`, `Unprotected`. `Anchored` is a run of two
 bases, and `Composed` any list of mechanisms. A wrapper changes one thing about its base: `Shared` whose noise it is,
 `Summed` which messages are seen, `PersonLevel` what a sample is. Every other question to a wrapper is answered by its
 base. A new noise or a new unit of privacy is a new wrapper here and a line in each of the accountant's dispatches.
@@ -257,36 +257,6 @@ class Sag(Gaussian):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts(Release):
-    """Σ_j v_j + N(0, σ²) over all samples, with |v_j| ≤ `clip`: histograms and sums, released once, not a mean.
-
-    Without `signed` no v_j has a negative entry. So two of them lie at most √2 · clip apart, and not 2 · clip.
-    """
-
-    clip: Annotated[float, Field(gt=0)] = 1.0
-    batch: Positive = 1.0
-    sampling: Sampling = "fixed"
-    signed: bool = False
-
-    @property
-    def amplified(self) -> bool:
-        """False: every sample is counted."""
-        return False
-
-    def apart(self, *, replace: bool) -> float:
-        """Return how far a sample moves the sum at most: if it is taken out, or if another replaces it."""
-        return self.radius * ((2.0 if self.signed else math.sqrt(2.0)) if replace else 1.0)
-
-    def assumptions(self) -> list[str]:
-        """Say what is added up."""
-        kind = "" if self.signed else " and no negative entry"
-        return [
-            f"each sample adds one vector, of norm at most {self.radius:.10g}{kind}",
-            f"noise of {self.coordinates:,} coordinates is computed in float64 and rounded to a grid: counted",
-        ]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Anchored(Release):
     """Anchors and differences in turn: SVRG, SPIDER and SRM.
 
@@ -526,7 +496,7 @@ class PersonLevel(Wrapper):
 
 
 _WRAPPERS: tuple[type[Wrapper], ...] = (Summed, Shared, PersonLevel)
-_KINDS = {kind.__name__: kind for kind in (Unprotected, SampledMean, Saga, Gaussian, Sag, Counts, Anchored)}
+_KINDS = {kind.__name__: kind for kind in (Unprotected, SampledMean, Saga, Gaussian, Sag, Anchored)}
 
 
 def described(values: dict[str, Any]) -> Mechanism:

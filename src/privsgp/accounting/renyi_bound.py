@@ -17,7 +17,6 @@ from privsgp.accounting import rdp
 from privsgp.accounting.mechanisms import (
     Anchored,
     Composed,
-    Counts,
     Gaussian,
     PersonLevel,
     Saga,
@@ -110,8 +109,8 @@ def _one(mechanism: Mechanism, sides: int) -> Cumulants:
     """Return the cumulants of one release: G/J of a mean over all records, G/b of a drawn one."""
     secret = mechanism.sampling == "poisson" and mechanism.batch < mechanism.samples
     g = mechanism.clip * (1 + mechanism.kappa) / mechanism.sigma
-    if isinstance(mechanism, Counts | Gaussian):
-        return rdp.gaussian(_whole(mechanism, g, sides))
+    if isinstance(mechanism, Gaussian):
+        return rdp.gaussian(sides * g / mechanism.samples)
     if isinstance(mechanism, SampledMean):
         if not secret:
             return rdp.gaussian(sides * g / mechanism.batch)
@@ -125,14 +124,6 @@ def _one(mechanism: Mechanism, sides: int) -> Cumulants:
     if not secret:
         return plain
     return np.minimum(rdp.saga(mechanism.batch / mechanism.samples, reach, g / mechanism.samples, scale), plain)
-
-
-def _whole(mechanism: Counts | Gaussian, g: float, sides: int) -> float:
-    """Return the shift of a mean or a sum over all records, in units of σ."""
-    if isinstance(mechanism, Gaussian):
-        return sides * g / mechanism.samples
-    # Of vectors without negative entries, two are at most at a right angle.
-    return g * (float(sides) if mechanism.signed else math.sqrt(sides))
 
 
 def _anchored(mechanism: Anchored, steps: int, sides: int, noise: float) -> Cumulants:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import accountant, ledger
 from privsgp.accounting.book import Book
-from privsgp.accounting.counting import Filter
 from privsgp.accounting.mechanisms import described
 from privsgp.errors import Refused
 from privsgp.files import finite
@@ -94,16 +93,14 @@ def _files(place: Path) -> list[Path]:
 
 
 def _statement(segments: Sequence[Segment]) -> Statement:
-    last = segments[-1].header
-    budget = last.budget
-    delta = DELTA if budget is None else budget["delta"]
+    last, several = segments[-1].header, len(segments) > 1
     return Statement(
         node=last.node,
         runs=len(segments),
         releases=sum(segment.charged for segment in segments),
-        epsilon=_epsilon(segments, delta),
-        delta=delta,
-        budget=None if budget is None else budget["epsilon"],
+        epsilon=_epsilon(segments),
+        delta=math.fsum(map(_delta, segments)),
+        budget=None if last.budget is None or several else last.budget["epsilon"],
         relation=last.relation,
         simulation=any(segment.header.simulation for segment in segments),
         complete=all(segment.closed for segment in segments),
@@ -111,15 +108,10 @@ def _statement(segments: Sequence[Segment]) -> Statement:
         honest=max(segment.header.mechanism.get("honest", 0) for segment in segments),
         site=last.site,
         unit=" and ".join(sorted({_unit(segment) for segment in segments})),
-        by_sites=_by_sites([segment for segment in segments if segment.charged], delta),
-    )
-
-
-def _by_sites(spent: Sequence[Segment], delta: float) -> tuple[tuple[int, float], ...]:
-    if len(spent) != 1:
-        return ()
-    header = spent[0].header
-    return tuple(by_sites(described(header.mechanism), spent[0].charged, delta, header.relation))
+        by_sites=() if several else tuple(
+            by_sites(described(last.mechanism), segments[0].charged, _delta(segments[0]), last.relation)
+        ),
+    )  # fmt: skip
 
 
 def by_sites(mechanism: Mechanism, releases: int, delta: float, relation: Relation) -> list[tuple[int, float]]:
@@ -135,17 +127,19 @@ def _unit(segment: Segment) -> str:
     return Statement.unit if person is None else person.unit
 
 
-def _epsilon(segments: Sequence[Segment], delta: float) -> float:
-    """One run: the certified accountant. Several, each chosen after the others: the filter of their common budget."""
-    spent = [segment for segment in segments if segment.charged]
-    if not spent:
-        return 0.0
+def _delta(segment: Segment) -> float:
+    budget = segment.header.budget
+    return DELTA if budget is None else budget["delta"]
+
+
+def _epsilon(segments: Sequence[Segment]) -> float:
+    """Return the certified ε. Release 1.0.0rc1 could write several runs into one ledger: their ε and δ add up."""
     if len({(segment.header.relation, _unit(segment)) for segment in segments}) > 1:
         return math.inf  # no ε of one relation, or unit of privacy, covers what was spent under another
-    last = spent[-1].header
-    if len(spent) == 1:
-        return accountant.epsilon(described(last.mechanism), spent[0].charged, delta, last.relation).epsilon
-    if last.budget is None or segments[0].header.budget is None:
-        return math.inf  # several runs without a common budget: no filter was fixed ahead
-    shared = Filter.over(segments, last.budget["epsilon"], delta)
-    return shared.epsilon_of(shared.spent(spent))
+    if len(segments) > 1 and any(segment.header.budget is None for segment in segments):
+        return math.inf  # a later run may have been chosen by what the ones before showed
+    each = (
+        accountant.epsilon(described(s.header.mechanism), s.charged, _delta(s), s.header.relation).epsilon
+        for s in segments
+    )
+    return math.fsum(each)

@@ -41,7 +41,6 @@ class Drawn(NamedTuple):
 
     rows: Tensor
     mask: Tensor
-    keys: Tensor | None = None  # of each sample's dropout at this step, where a model has some
 
 
 class State(NamedTuple):
@@ -202,7 +201,7 @@ class Block:
         """
         from privsgp.gradients.per_sample import gather
 
-        g = self.gradient(z, gather(self.inputs, drawn.rows), gather(self.targets, drawn.rows), drawn.keys)
+        g = self.gradient(z, gather(self.inputs, drawn.rows), gather(self.targets, drawn.rows))
         if prepare is not None:
             g = prepare(g)
         g.clip_(self.mechanisms[0].clip, drawn.mask, exact=self.exact)

@@ -42,7 +42,6 @@ from privsgp.engine.node_randomness import NodeRandomness
 from privsgp.engine.spec import refuse_coarser
 from privsgp.errors import Refused
 from privsgp.gradients import Layout, PerSample, stack
-from privsgp.gradients.dropout import without_coins
 from privsgp.gradients.per_sample import Outer
 from privsgp.gradients.persons import Rows, of_samples
 
@@ -87,7 +86,7 @@ class Attacked(Randomness):
         self.randomness = NodeRandomness.of_run(spec)
         self.secret = self.randomness.secret
         self.layout = Layout.of(learning.model)
-        self.model = without_coins(copy.deepcopy(learning.model).to(spec.device, spec.dtype))
+        self.model = copy.deepcopy(learning.model).to(spec.device, spec.dtype)
         present = torch.ones(learning.inputs.shape[:2], dtype=torch.bool, device=learning.inputs.device)
         present[:, : canaries.count] = torch.from_numpy(canaries.present)
         self._taken = torch.zeros_like(present)

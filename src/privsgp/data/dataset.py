@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 Task = Literal["classification", "regression"]
 Array = NDArray[Any]
 Inputs = NDArray[np.float32] | NDArray[np.int64]
-Vocabulary = int | tuple[int, ...]
 Targets = NDArray[np.int64] | NDArray[np.float32]
 _MORE = "give their number as data.classes, or store it in the file as `classes`"
 
@@ -51,7 +50,7 @@ class Dataset:
         y_test: Test labels or targets; None without a test set.
         classes: The public number of classes; None for regression.
         counted: The labels in which `classes` was counted, if any.
-        vocabulary: The public number of tokens; or one number for each entry of a sample, 0 for a real number.
+        vocabulary: The public number of tokens; None: inputs are real numbers.
         rows: Hashes of a table's rows as they are in its file. The budget book recognises records by them.
         persons: The person of each row, whose rows follow each other; a sample is then a person. None: it is a row.
 
@@ -70,7 +69,7 @@ class Dataset:
     y_test: Targets | None
     classes: int | None
     counted: Literal["", "y", "y_test"] = ""
-    vocabulary: Vocabulary | None = None
+    vocabulary: int | None = None
     rows: NDArray[np.uint64] | None = None
     persons: PersonRows | None = None
 

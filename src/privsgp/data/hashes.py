@@ -47,8 +47,8 @@ def _as_bytes(rows: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 
 def hashes_of(dataset: Dataset) -> Hashes:
-    """Hash the samples of a data set; several inputs lie side by side as real numbers."""
-    return hashes(dataset.x, tokens=isinstance(dataset.vocabulary, int))
+    """Hash the samples of a data set."""
+    return hashes(dataset.x, tokens=dataset.vocabulary is not None)
 
 
 def row_hashes(table: Any, inputs: Collection[str]) -> Hashes:  # noqa: ANN401 - Arrow's

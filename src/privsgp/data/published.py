@@ -1,12 +1,12 @@
 """Published data sets: digits, MNIST (idx), CIFAR-10 (its binary version) and a9a (LIBSVM text).
 
-A damaged file is refused with its path: sizes are compared with what the format promises before anything is used.
+A damaged file is refused with its path.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
-import math
 import os
 import struct
 import zlib
@@ -19,7 +19,7 @@ from privsgp.errors import Refused
 from privsgp.files import opened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 CIFAR_RECORDS = 10_000
 A9A_FEATURES = 123
-_CIFAR_RECORD = 1 + 3 * 32 * 32
-_IDX = 16 + 60_000 * 28 * 28  # bytes of MNIST's training images, its largest file
-_LIBSVM = 2**22  # bytes; a9a has 2.3 million
 
 
 def find(name: str, folders: list[Path], remedy: str) -> Path:
@@ -43,57 +40,45 @@ def find(name: str, folders: list[Path], remedy: str) -> Path:
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """An idx file of unsigned bytes: magic number 0, 0, 8, rank; big-endian sizes; the bytes."""
-    raw = _read(path, _IDX)
-    if len(raw) < 4 or raw[:3] != b"\0\0\x08" or len(raw) < 4 + 4 * raw[3]:
-        raise _damaged(path, "it does not start like an idx file of bytes")
-    shape = struct.unpack(f">{raw[3]}I", raw[4 : 4 + 4 * raw[3]])
-    body = raw[4 + 4 * raw[3] :]
-    if len(body) != math.prod(shape):
-        raise _damaged(path, f"its header promises {math.prod(shape)} bytes of data, it holds {len(body)}")
-    return np.frombuffer(body, np.uint8).reshape(shape)
+    with _refusing(path):
+        raw = _read(path)
+        shape = struct.unpack(f">{raw[3]}I", raw[4 : 4 + 4 * raw[3]])
+        if raw[:3] != b"\0\0\x08":
+            raise ValueError("it does not start like an idx file of bytes")
+        return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
 
 
 def read_cifar(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """One batch of CIFAR-10's binary version: images [10000, 3, 32, 32] and labels [10000]."""
-    raw = _read(path, CIFAR_RECORDS * _CIFAR_RECORD + 1)
-    if len(raw) != CIFAR_RECORDS * _CIFAR_RECORD:
-        raise _damaged(path, f"it should hold {CIFAR_RECORDS * _CIFAR_RECORD} bytes, it holds {len(raw)}")
-    records = np.frombuffer(raw, np.uint8).reshape(CIFAR_RECORDS, _CIFAR_RECORD)
-    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
+    with _refusing(path):
+        records = np.frombuffer(_read(path), np.uint8).reshape(CIFAR_RECORDS, 1 + 3 * 32 * 32)
+        return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
 
 
 def read_libsvm(path: Path, features: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """LIBSVM text with labels −1 and +1, which become 0 and 1; inputs are dense [N, features]."""
-    lines = [line for line in _read(path, _LIBSVM).split(b"\n") if line.strip()]
-    x = np.zeros((len(lines), features), np.float32)
-    y = np.zeros(len(lines), np.int64)
-    for row, line in enumerate(lines):
-        label, *pairs = line.replace(b":", b" ").split()
-        try:
-            y[row] = {-1.0: 0, 1.0: 1}[float(label)]
-            # A column one too far for index 0: as -1 it would pass for the last feature.
-            columns = [int(index) - 1 if int(index) > 0 else features for index in pairs[::2]]
-            x[row, columns] = [float(value) for value in pairs[1::2]]
-        except (ValueError, KeyError, IndexError):
-            why = f"sample {row + 1} is not a label ±1 with index:value pairs, index 1 to {features}"
-            raise _damaged(path, why) from None
-    return x, y
+    from sklearn.datasets import load_svmlight_file
+
+    with _refusing(path):
+        x, labels = load_svmlight_file(str(path), n_features=features, dtype=np.float32, zero_based=False)
+        if not (np.abs(labels) == 1).all():
+            raise ValueError("a label is not ±1")
+        return x.toarray(), (labels > 0).astype(np.int64)
 
 
-def _read(path: Path, most: int) -> bytes:
-    """Return what a file holds, unpacked; no more than `most` bytes are, for a few can unpack to any number."""
+def _read(path: Path) -> bytes:
+    with opened(path) as file:
+        return (gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file).read()
+
+
+@contextlib.contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Refuse a file that is not what its format promises."""
     try:
-        with opened(path) as file:
-            raw = (gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file).read(most + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise _damaged(path, str(error)) from error
-    if len(raw) > most:
-        raise _damaged(path, f"it should hold at most {most:,} bytes")
-    return raw
-
-
-def _damaged(path: Path, why: str) -> Refused:
-    return Refused(f"{path} is damaged: {why}", "fetch the file again and compare its size and checksum")
+        yield
+    except (OSError, EOFError, ValueError, IndexError, struct.error, zlib.error) as error:
+        remedy = "fetch the file again and compare its size and checksum"
+        raise Refused(f"{path} is damaged: {error}", remedy) from error
 
 
 def data_folder(data_dir: Path | None) -> Path | None:

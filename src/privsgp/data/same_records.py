@@ -74,7 +74,7 @@ def is_tested_on_own(dataset: Dataset, parts: Sequence[NDArray[np.int64]] | None
     """Tell whether a data set's test samples are those it learns from; `parts` are the rows of owners, if several."""
     if dataset.x_test is None:
         return False
-    own, test = hashes_of(dataset), hashes(dataset.x_test, tokens=isinstance(dataset.vocabulary, int))
+    own, test = hashes_of(dataset), hashes(dataset.x_test, tokens=dataset.vocabulary is not None)
     return in_common(test, [own] if parts is None else [own[rows] for rows in parts])
 
 

@@ -213,9 +213,24 @@ class Survival(Options):
         return self
 
     @property
+    def column(self) -> str:
+        """The column of times."""
+        return self.time
+
+    @property
     def columns(self) -> list[str]:
         """The columns that it is read from."""
         return [self.time, self.event]
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The times that are seen."""
+        return 0.0, self.bins[-1]
+
+    @property
+    def affine(self) -> tuple[float, float]:
+        """(c, s) of v ↦ (v − c) / s: times are in their own unit."""
+        return 0.0, 1.0
 
 
 Column = Annotated[Number | Category | YesNo | Ignored, Field(discriminator="type")]
@@ -316,8 +331,7 @@ class Schema(Options):
     @property
     def unit(self) -> tuple[float, float]:
         """(centre, scale) of a target that is a number: centre + scale · value is in the unit of the table."""
-        target = self.target
-        return target.affine if isinstance(target, Target) and target.classes is None else (0.0, 1.0)
+        return (0.0, 1.0) if self.target.classes is not None else self.target.affine
 
     @property
     def times(self) -> list[float] | None:

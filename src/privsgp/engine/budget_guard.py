@@ -78,11 +78,10 @@ class BudgetGuard:
 
     def _open(self, i: int, known: list[Seen]) -> Ledger:
         """Open a node's ledger: what the run's folder knows of it, and what is known outside, must be in it."""
-        header, earlier = self._header(i), self.spec.protection.after(i)
-        first = (earlier[0].header if earlier else header).run
+        header = self._header(i)
         since = self._since if self._commits else self.spec.released(i, self._since)
-        seen = known + ([] if self._book is None else self._book.seen(first).get(i, []))
-        return Ledger.open(self.folder.ledger(i), header, earlier, seen, since, commits=self._commits)
+        seen = known + ([] if self._book is None else self._book.seen(header.run).get(i, []))
+        return Ledger.open(self.folder.ledger(i), header, seen, since, commits=self._commits)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.ledgers and kind is None:

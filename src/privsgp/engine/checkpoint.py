@@ -122,9 +122,8 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, str]]]:
 def _damaged(path: Path, how: str) -> Refused:
     return Refused(
         f"the checkpoint {path} is damaged: {how}",
-        "put a copy of it back, or begin again with another {out}; {ledger} continues with what this run's ledgers say",
+        "put a copy of it back, or begin again with another {out}: the budget book adds both runs up",
         out=None,
-        ledger=None,
     )
 
 

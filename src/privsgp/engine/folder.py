@@ -136,7 +136,6 @@ class Folder:
     def identify(
         self,
         versions: dict[str, str],
-        ledgers: Path | None,
         run: str | None = None,
         circumstances: dict[str, Any] | None = None,
     ) -> None:
@@ -144,9 +143,8 @@ class Folder:
         if not (self.path / "run.json").exists():
             started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             identity = {"format": "privsgp-run", "version": 1, "run": run or uuid.uuid4().hex, "started": started}
-            paid = {"ledgers": None if ledgers is None else str(ledgers.resolve())}
             told = {"versions": versions, "command": sys.argv, "circumstances": circumstances}
-            write_json(self.path / "run.json", identity | paid | told)
+            write_json(self.path / "run.json", identity | told)
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Add one evaluation."""

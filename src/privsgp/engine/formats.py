@@ -5,9 +5,11 @@ Keys beyond these are left as they are: releases may add some, and nobody relies
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+
+from privsgp import metrics
 
 _Whole = Annotated[int, Field(ge=0, le=2**53)]
 _Number = float | None
@@ -76,6 +78,7 @@ class _Metric(_Kept):
 class _Trained(_Kept):
     epsilon: _Number
     delta: _Number
+    honest: _Whole | None
 
 
 class Evaluated(_Kept):
@@ -89,18 +92,15 @@ class Evaluated(_Kept):
     held_out: list[_Whole]
     noise: str
     honest: _Whole | None
-    added: str
+    unit: str
+    sites_per_person: _Whole
+    records: list[_Whole]
+    added: str | None
     trained: _Trained
     metrics: list[_Metric]
 
 
-class _Evaluated(_Kept):
-    test_accuracy: _Number = None
-    mean_node_accuracy: _Number = None
-    worst_node_accuracy: _Number = None
-    test_loss: _Number = None
-    train_loss: _Number = None
-    consensus_error: _Number = None
+_TESTED = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "train_loss", "consensus_error")
 
 
 class _Survival(_Kept):
@@ -111,7 +111,17 @@ class _Survival(_Kept):
     calibration: list[list[_Bin]]
 
 
-class Summary(_Evaluated):
+def _numbers(*names: str) -> type[_Kept]:
+    """Return a format with a number, or nothing, under each of these names."""
+    fields: Any = dict.fromkeys(names, (_Number, None))
+    return create_model("Numbers", __base__=_Kept, **fields)
+
+
+_Evaluated: Any = _numbers(*_TESTED)
+_Measured: Any = _numbers(*_TESTED, *metrics.NAMES, "steps_per_second")
+
+
+class Summary(_Measured):  # type: ignore[misc]
     """summary.json."""
 
     version: Literal[1] = 1
@@ -125,18 +135,6 @@ class Summary(_Evaluated):
     sites: list[str] | None = None
     steps: _Whole
     dim: _Whole
-    accuracy: _Number = None
-    balanced_accuracy: _Number = None
-    f1: _Number = None
-    auc: _Number = None
-    log_loss: _Number = None
-    brier: _Number = None
-    calibration_error: _Number = None
-    r2: _Number = None
-    mae: _Number = None
-    rmse: _Number = None
-    c_index: _Number = None
-    survival_brier: _Number = None
     survival: _Survival | None = None
     baseline: dict[str, _Number] | None = None
     own_metrics: dict[str, _Number] | None = None
@@ -155,10 +153,9 @@ class Summary(_Evaluated):
     virtual_seconds: float
     bytes_sent: _Whole
     seconds: float
-    steps_per_second: _Number = None
 
 
-class Evaluation(_Evaluated):
+class Evaluation(_Evaluated):  # type: ignore[misc]
     """A line of metrics.jsonl; its first has no step."""
 
     version: Literal[1] = 1

@@ -99,7 +99,7 @@ def same_alone(gradient: Stacked, spec: RunSpec, few: int, batch: int) -> bool:
     nodes = len(spec.here)
     number = torch.arange(nodes * batch).view(nodes, batch)
     z = torch.randn(nodes, gradient.layout.dim, generator=torch.Generator().manual_seed(0)).mul_(0.1).to(spec.dtype)
-    given = [z, *(t[number % len(t)] for t in spec.learning.made_up()), number]
+    given = [z, *(t[number % len(t)] for t in spec.learning.made_up())]
     some = slice(1, 1 + few)  # a node further than where they are by themselves
     together = gradient(*given)
     (alone,) = in_threads(lambda nodes: gradient(*(t[nodes] for t in given)), [some])

@@ -10,8 +10,6 @@ import torch
 from privsgp.algorithms import Drawn, Randomness
 from privsgp.clock import Events
 from privsgp.devices import device_of
-from privsgp.gradients.dropout import tosses
-from privsgp.gradients.keys import sample_keys
 from privsgp.randomness.coins import batches, draw, draw_all
 from privsgp.randomness.noise import Keyed, Secure
 from privsgp.seeds import public_seed
@@ -38,7 +36,6 @@ class NodeRandomness(Randomness):
         self.spec, self.source, self.node_noise = spec, source, node_noise
         self.secret = source.secret
         self.drawn: list[Drawn] = []  # the samples of the last step
-        self._dropout = public_seed(spec.seed, spec.shared_hash, "dropout") if tosses(spec.learning.model) else None
         self._dummy = spec.learning.inputs.shape[1] - 1
         self._samples = np.array(spec.learning.samples)[:, None]
 
@@ -55,7 +52,7 @@ class NodeRandomness(Randomness):
     def sample(self, k: int) -> list[Drawn]:
         """Return the samples of step k, in passes of one size."""
         here, releases = self.spec.here, [mechanism.at(k) for mechanism in self.spec.mechanisms]
-        self.drawn = self._passes(draw_all(self.source, releases, here, k), [k] * len(here))
+        self.drawn = self._passes(draw_all(self.source, releases, here, k))
         return self.drawn
 
     def events(self, k: int) -> Iterable[Event]:
@@ -68,8 +65,7 @@ class NodeRandomness(Randomness):
         """Draw for some nodes, each by the number of its own gradient."""
         nothing, mechanisms = np.empty(0, np.int64), self.spec.protection.mechanisms
         draws = {i: draw(self.source, mechanisms[i], i, number) for i, number in numbers.items()}
-        steps = [numbers.get(i, 0) for i in self.spec.here]
-        return self._passes([draws.get(i, nothing) for i in self.spec.here], steps)
+        return self._passes([draws.get(i, nothing) for i in self.spec.here])
 
     def noise(self, k: int, g: Tensor, node: int | None = None) -> None:
         """Add the noise of step k, or of a node's gradient of that number, to each row of g, in place."""
@@ -80,17 +76,13 @@ class NodeRandomness(Randomness):
         seed = public_seed(self.spec.seed, self.spec.shared_hash, purpose)
         return np.random.Philox(key=seed % 2**128, counter=[0, 0, 0, k])
 
-    def _passes(self, draws: Sequence[np.ndarray[Any, Any]], steps: Sequence[int]) -> list[Drawn]:
-        """Lay draws into passes; `steps` are the numbers of the nodes' own gradients, for dropout."""
+    def _passes(self, draws: Sequence[np.ndarray[Any, Any]]) -> list[Drawn]:
+        """Lay draws into passes."""
         passes = [rows for rows, _ in batches(draws, self.spec.slots, self._dummy)]
         for rows in passes:  # others' rows follow a node's own in memory, whoever says what J_i is
             if np.any((rows < 0) | ((rows >= self._samples) & (rows != self._dummy))):
                 raise RuntimeError("a sample was drawn that is not its node's")
-        # The public seed of each sample's dropout at this step, independent of data.
-        nodes, numbers = np.array(self.spec.here), np.array(steps)
-        keys = [None if self._dropout is None else sample_keys(self._dropout, nodes, numbers, rows) for rows in passes]
-        there = [(self._placed(torch.from_numpy(rows)), key) for rows, key in zip(passes, keys, strict=True)]
-        return [Drawn(rows, rows != self._dummy, None if key is None else self._placed(key)) for rows, key in there]
+        return [Drawn(rows, rows != self._dummy) for rows in map(self._placed, map(torch.from_numpy, passes))]
 
     def _placed(self, values: Tensor) -> Tensor:
         """Copy to the device; from page-locked memory nobody has to wait for the copy."""

@@ -29,10 +29,8 @@ from privsgp.randomness.noise import IndependentNoise
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from numpy.typing import NDArray
     from torch import Tensor
 
-    from privsgp.accounting.ledger import Segment
     from privsgp.accounting.mechanisms import Accountant, Mechanism, Relation
     from privsgp.accounting.pairwise import PairwiseCovariance
     from privsgp.algorithms import Algorithm, Settings
@@ -61,7 +59,7 @@ class Learning:
     targets: Tensor
     test: tuple[Tensor, Tensor] | None
     samples: Sequence[int]  # J_i of these nodes: how many of their rows are theirs
-    vocabulary: int | tuple[int, ...] | None = None  # of inputs that are tokens (`data.Dataset`)
+    vocabulary: int | None = None  # of inputs that are tokens (`data.Dataset`)
     measure: Callable[[Tensor, Tensor], dict[str, Any]] | None = None  # of all outputs and targets of the test data
     rows: int = 1  # of a person at most
 
@@ -83,19 +81,13 @@ class Learning:
     def made_up(self) -> tuple[Tensor, Tensor]:
         """Return a few samples of the right shape and range that are nobody's, for the probe."""
         rng = np.random.Generator(np.random.Philox(0))
-        x = torch.from_numpy(self._tokens(rng.standard_normal((_MADE_UP, *self.inputs.shape[self._axes :])), rng))
+        size = (_MADE_UP, *self.inputs.shape[self._axes :])
+        x = torch.from_numpy(
+            rng.standard_normal(size) if self.vocabulary is None else rng.integers(0, self.vocabulary, size)
+        )
         shape, real = (_MADE_UP, *self.targets.shape[self._axes :]), self.targets.is_floating_point()
         y = torch.from_numpy(rng.standard_normal(shape) if real else np.arange(np.prod(shape)).reshape(shape) % 2)
         return x.to(self.targets.device, self.inputs.dtype), y.to(self.targets)
-
-    def _tokens(self, x: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
-        """Return the samples with tokens of the vocabulary where the model looks them up."""
-        if self.vocabulary is None:
-            return x
-        most = np.broadcast_to(
-            np.reshape(self.vocabulary, (-1,) if isinstance(self.vocabulary, tuple) else ()), x.shape
-        )
-        return np.where(most > 0, rng.integers(0, np.maximum(most, 1)), x)
 
 
 @dataclass(frozen=True)
@@ -103,8 +95,7 @@ class Protection:
     """What is promised: one mechanism and one budget per node, and how many releases that budget pays for.
 
     `epsilon(node, releases)` is the certified ε of so many releases. `allowance` is, for each node, the number of its
-    releases with the spare ones, which its noise was calibrated for; None where noise was fixed by hand. `earlier` are
-    each node's runs on the same data that were counted first; none of any node where it is empty.
+    releases with the spare ones, which its noise was calibrated for; None where noise was fixed by hand.
     """
 
     mechanisms: Sequence[Mechanism]
@@ -114,7 +105,6 @@ class Protection:
     accountant: Accountant
     allowance: Sequence[int] | None
     epsilon: Callable[[int, int], float]
-    earlier: Sequence[Sequence[Segment]] = ()
     covariance: PairwiseCovariance | None = None  # of all nodes' noise, where pairs of them share it
     trust_curve: Callable[[int, int], list[tuple[int, float]]] | None = None  # of a node after so many releases
 
@@ -138,10 +128,6 @@ class Protection:
                     f"ε = {up(spent, 6)} of {budget}",
                     "nothing was sent; report this: noise must be calibrated for what is released",
                 )
-
-    def after(self, node: int) -> Sequence[Segment]:
-        """Return the runs that were counted before this one chose its noise: its ledger may hold no other."""
-        return self.earlier[node] if self.earlier else ()
 
 
 @dataclass(frozen=True)

@@ -163,14 +163,13 @@ class Recorded:
         if len(batch) > 1 or self._graph is None:
             return self._direction(z, batch)
         for place, drawn in zip(self._batch, batch[0], strict=True):
-            if place is not None and drawn is not None:
-                place.copy_(drawn)
+            place.copy_(drawn)
         self._graph.replay()
         return self._g
 
     def _record(self, z: Tensor, drawn: Drawn) -> torch.cuda.CUDAGraph | None:
         """Record the launches, or return None where that cannot be; nothing is run, so the memory is as it was."""
-        self._batch = Drawn(drawn.rows.clone(), drawn.mask.clone(), None if drawn.keys is None else drawn.keys.clone())
+        self._batch = Drawn(drawn.rows.clone(), drawn.mask.clone())
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream(z.device)  # type: ignore[no-untyped-call]

@@ -28,7 +28,6 @@ from privsgp.engine.spec import refuse_coarser
 from privsgp.engine.step import chosen, execution
 from privsgp.errors import Diverged, Interrupted
 from privsgp.gradients import Layout, stack
-from privsgp.gradients.dropout import keyed, without_coins
 from privsgp.gradients.persons import of_samples
 from privsgp.gradients.rules.ruled import Ruled
 from privsgp.outside import Whole
@@ -80,7 +79,7 @@ class Trainer:
         self.world = world or World()
         self.watch = watch or (lambda _step, _row: None)
         self.layout = Layout.of(spec.learning.model)
-        self.model = without_coins(copy.deepcopy(spec.learning.model).to(spec.device, spec.dtype))
+        self.model = copy.deepcopy(spec.learning.model).to(spec.device, spec.dtype)
         self.state = self._start()
         self.transport = self._connect()
         self.randomness = NodeRandomness.of_run(spec, self._exchange())
@@ -156,7 +155,7 @@ class Trainer:
             shares = [share for block, nodes in each for share in clip_reached(block, start[nodes], final.z[nodes])]
             self.folder.keep_clip({"step": k, "clip_reached": shares})
         s = self._gathered(final)
-        mixed = self.spec.final_model.mixing or k < self.spec.steps  # since the last row
+        mixed = self.spec.final_model.final_mixing or k < self.spec.steps  # since the last row
         if s is not None and (not rows or rows[-1]["step"] != k or not self.transport.local or mixed):
             rows = [row for row in rows if row["step"] < k] + [self.evaluator.measured(k, seconds, s)]
             self.folder.write_metrics(rows, self._mark)
@@ -175,7 +174,7 @@ class Trainer:
 
     def _mixed_on(self, k: int, s: State) -> State:
         """Mix without gradients, so that the nodes agree: of what was sent before, nothing new is revealed."""
-        for r in range(k, k + self.spec.final_model.mixing):
+        for r in range(k, k + self.spec.final_model.final_mixing):
             s = State.debiased(*self.driver(r, Exchange(s.x, s.w)))
         return s
 
@@ -267,10 +266,10 @@ class Trainer:
         if len(slices) == 1:
             block = self._block(spec, gradient, self.randomness)
             return [Group(slices[0], spec.algorithm(block, spec.settings))]
-        loss, model, groups = one_at_a_time(loss), keyed(self.model), []
+        loss, groups = one_at_a_time(loss), []
         for nodes in slices:
             part = spec.part(nodes)
-            block = self._block(part, Ruled(model, self.layout, loss), self.randomness.of(part))
+            block = self._block(part, Ruled(self.model, self.layout, loss), self.randomness.of(part))
             groups.append(Group(nodes, spec.algorithm(block, spec.settings)))
         return groups
 

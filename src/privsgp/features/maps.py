@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ from privsgp.errors import Refused
 from privsgp.features import synthetic, wordllama
 from privsgp.features.encode import cache_folder, encode_once, output_shape
 from privsgp.features.encoder import SyntheticEncoder
-from privsgp.features.options import COMPONENTS, FEATURES, SYNTHETIC, WORDLLAMA
+from privsgp.features.options import COMPONENTS, FEATURES, SCALES, SCATTERING, SYNTHETIC, WORDLLAMA
 from privsgp.features.scattering import Scattering
 from privsgp.seeds import public_seed
 
@@ -41,21 +40,7 @@ if TYPE_CHECKING:
 
 MADE_UP = 2048  # images that means and directions are measured on
 _CHUNK = 8
-_KEYS = ("scales", "angles", "order", "filters", "patch", "grid", "like", "components", "power")
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which map; what a name has no use for is not looked at."""
-
-    name: str
-    scales: int = 2
-    angles: int = 8
-    order: int = 2
-    like: str | None = None  # the made-up images that whitening is measured on
-    components: int = 512
-    power: float = 1.0
-    mirror: bool = False  # an image and its mirror image have the same features
+_KEYED = ("angles", "order", "filters", "patch", "grid")  # what earlier versions keyed made-up images by
 
 
 class FeatureMap(nn.Module):
@@ -101,11 +86,14 @@ def make_encoder(
         _image(name, shape)
         encoder = SyntheticEncoder(options.get("components", COMPONENTS), options.get("power", 1.0))
     else:
-        # Keys that came later and are not given are left out: a map stays what it was.
-        values = {"name": name} | {key: options.get(key) for key in _KEYS}
-        values |= {key: options[key] for key in ("mirror",) if key in options}
+        given = {"scales": SCALES} | options
+        if (scales := given.pop("scales")) not in (None, SCALES):
+            raise Refused(f"features.scales = {scales}", f"train again: this version has {SCALES} octaves of wavelets")
+        values = {"name": name, "scales": scales} | dict.fromkeys(_KEYED)
+        values |= {key: given.get(key) for key in ("like", "components", "power")}
+        values |= {key: given[key] for key in ("mirror",) if key in given}
         seed = public_seed(None, json.dumps(values, separators=(",", ":")), "features")
-        encoder = make(Choice(name, **options), shape, seed)
+        encoder = make(shape, seed, **given)
     return encoder, output_shape(encoder, shape)
 
 
@@ -121,31 +109,37 @@ def encoded(d: Dataset, parts: Sequence[NDArray[np.int64]], encoder: nn.Module, 
     return dataclasses.replace(d, x=x, x_test=x_test, vocabulary=None)
 
 
-def make(choice: Choice, shape: tuple[int, ...], seed: int) -> FeatureMap:
-    """Return the map for samples of this shape, the same bits for the same `seed`, which is public."""
-    image = _image(choice.name, shape)
-    whitening = None if choice.like is None else Whitening(*_measured(choice, image, seed, MADE_UP))
-    return FeatureMap(_base(choice, image), mirror=choice.mirror, whitening=whitening)
+def make(
+    shape: tuple[int, ...], seed: int, *, like: str | None = None, components: int = 512, power: float = 1.0,
+    mirror: bool = False,
+) -> FeatureMap:  # fmt: skip
+    """Return scattering for samples of this shape, the same bits for the same `seed`, which is public.
+
+    `like` names the made-up images that whitening is measured on; None: there is no whitening.
+    """
+    image = _image(SCATTERING, shape)
+    bare = FeatureMap(Scattering(*image[1:], scales=SCALES), mirror=mirror)
+    if like is not None:
+        bare.whitening = Whitening(*_measured(image, seed, MADE_UP, like, components, power, mirror))
+    return bare
 
 
 @lru_cache(maxsize=4)  # it takes seconds
-def _measured(choice: Choice, image: tuple[int, int, int], seed: int, count: int) -> tuple[Tensor, Tensor]:
+def _measured(
+    image: tuple[int, int, int], seed: int, count: int, like: str, components: int, power: float, mirror: bool  # noqa: FBT001
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Measure on made-up images. One thread: sums over several differ in their last bits."""
-    bare, threads = FeatureMap(_base(choice, image), mirror=choice.mirror), torch.get_num_threads()
+    bare, threads = make(image, seed, mirror=mirror), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with torch.no_grad():
-            made_up = synthetic.make(choice.like or "", count, image, seed)
+            made_up = synthetic.make(like, count, image, seed)
             found = torch.cat([bare.normalised(part) for part in torch.split(made_up, _CHUNK)])
-            if choice.components > (most := min(found.shape[1], count // 2)):
-                raise Refused(f"features.components = {choice.components}", f"take at most {most}")
-            return fit(found, choice.components, choice.power)
+            if components > (most := min(found.shape[1], count // 2)):
+                raise Refused(f"features.components = {components}", f"take at most {most}")
+            return fit(found, components, power)
     finally:
         torch.set_num_threads(threads)
-
-
-def _base(choice: Choice, image: tuple[int, int, int]) -> Scattering:
-    return Scattering(*image[1:], scales=choice.scales, angles=choice.angles, order=choice.order)
 
 
 def _image(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:

@@ -9,16 +9,14 @@ from pydantic import Field, model_validator
 from privsgp.errors import Refused
 from privsgp.options import Count, Options, option
 
-WORDLLAMA, SYNTHETIC = "wordllama", "synthetic-encoder"
+SCATTERING, WORDLLAMA, SYNTHETIC = "scattering", "wordllama", "synthetic-encoder"
 COMPONENTS = 1024  # of the synthetic encoder
+SCALES = 2  # octaves of scattering
 
 
 class ScatteringOptions(Options):
     """The scattering transform of images: wavelets, moduli, averages; then whitening, if `like` is given."""
 
-    scales: Count | None = option(None, "octaves of wavelets; left out: 2")
-    angles: Count | None = option(None, "directions of wavelets; left out: 8")
-    order: Literal[1, 2] | None = option(None, "how often a modulus is taken; left out: 2")
     like: Literal["strokes", "leaves"] | None = option(
         None, "made-up images that whitening is measured on; left out: no whitening"
     )
@@ -46,7 +44,7 @@ class SyntheticOptions(Options):
 
 
 FEATURES: dict[str, type[Options]] = {
-    "none": Options, "scattering": ScatteringOptions, WORDLLAMA: Options, SYNTHETIC: SyntheticOptions,
+    "none": Options, SCATTERING: ScatteringOptions, WORDLLAMA: Options, SYNTHETIC: SyntheticOptions,
 }  # fmt: skip
 
 

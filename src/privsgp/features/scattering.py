@@ -27,12 +27,13 @@ _IMAGES = (-2, -1, 0, 1, 2)  # periods on either side that a filter's tails are 
 class Scattering(nn.Module):
     """[B, C, H, W] → [B, C · paths, H / 2^scales, W / 2^scales]."""
 
-    def __init__(self, height: int, width: int, *, scales: int, angles: int = 8, order: int = 2) -> None:
+    def __init__(self, height: int, width: int, *, scales: int, angles: int = 8) -> None:
         super().__init__()
         if 2**scales >= min(height, width):
-            most = (min(height, width) - 1).bit_length() - 1
-            raise Refused(f"features.scales = {scales} with {height} × {width} pixels", f"take at most {most}")
-        self.scales, self.angles, self.order = scales, angles, order
+            raise Refused(
+                f"scattering of images of {height} × {width} pixels", f"each side needs {2**scales + 1} or more"
+            )
+        self.scales, self.angles = scales, angles
         self.size = height >> scales, width >> scales
         padded = tuple(((size + 2**scales) // 2**scales + 1) * 2**scales for size in (height, width))
         extra = [(p - size) for p, size in zip(padded, (height, width), strict=True)]
@@ -48,8 +49,7 @@ class Scattering(nn.Module):
     @property
     def paths(self) -> int:
         """How many channels come out for each that goes in."""
-        pairs = self.scales * (self.scales - 1) // 2 if self.order > 1 else 0
-        return 1 + self.scales * self.angles + pairs * self.angles**2
+        return 1 + self.scales * self.angles + self.scales * (self.scales - 1) // 2 * self.angles**2
 
     def normalised(self, x: Tensor) -> Tensor:
         """Return the paths with mean 0 and variance 1 within the sample, all angles of a wavelet together."""
@@ -65,7 +65,7 @@ class Scattering(nn.Module):
         for j in range(self.scales):
             u = self._modulus(spectrum[:, :, None], j, 0)
             first.append(self._averaged(u, j))
-            if self.order > 1 and j + 1 < self.scales:
+            if j + 1 < self.scales:
                 second.append(self._second(torch.fft.fft2(u), j))
         return torch.cat([*zeroth, *first, *second], 2).flatten(1, 2)
 

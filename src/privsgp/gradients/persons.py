@@ -42,10 +42,8 @@ class Persons:
     def __init__(self, by_row: Stacked) -> None:
         self.by_row, self.layout = by_row, by_row.layout
 
-    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> PerSample:
+    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor) -> PerSample:
         """Return the mean gradient of each person's rows: z [m, d], inputs and targets [m, b, rows, …]."""
-        if keys is not None:
-            raise NotImplementedError("dropout has one key for each sample, and a person has several rows")
         real = is_row(targets)
         weights = (real / real.sum(-1, keepdim=True).clamp(min=1)).flatten(1)
         known = torch.where(beside(real.flatten(1), targets.flatten(1, 2)), targets.flatten(1, 2), 0)

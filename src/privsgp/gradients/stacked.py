@@ -16,11 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from privsgp.errors import Refused
-from privsgp.gradients.dropout import is_keyed, keyed, with_keys
 from privsgp.gradients.layout import Layout
 from privsgp.gradients.per_sample import PerSample, Plain
 from privsgp.gradients.rules.ruled import Ruled, covers
-from privsgp.gradients.unrolled import unrolled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,8 +31,8 @@ class Stacked(Protocol):
 
     layout: Layout
 
-    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> PerSample:
-        """Return the gradients of model z[i] on inputs[i, j], for all i and j; `keys` [m, b] are for dropout."""
+    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor) -> PerSample:
+        """Return the gradients of model z[i] on inputs[i, j], for all i and j."""
 
 
 def stack(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor], *, rules: bool = True) -> Stacked:
@@ -47,11 +45,10 @@ def stack(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor], *, rules:
     layout = Layout.of(model)
     if not layout.dim:
         raise Refused("the model has no trainable parameter", "give it at least one layer with requires_grad=True")
-    model = keyed(model)
     refuse_mixing(model, loss, sample)
-    functional = Functional(unrolled(model), layout, loss)
+    functional = Functional(model, layout, loss)
     z, x, y = layout.flatten(model)[None], sample[0][None, :2], sample[1][None, :2]
-    few = z, _real(x, z.dtype), y, torch.arange(y.shape[1], device=z.device)[None]
+    few = z, _real(x, z.dtype), y
     try:
         functional.mapped(functional.loss, *few)
         if rules and covers(model, layout) and _agree(model, loss, sample):
@@ -60,7 +57,8 @@ def stack(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor], *, rules:
     except (RuntimeError, ValueError) as error:  # a branch on what a whole batch holds, say
         raise Refused(
             f"torch.func cannot differentiate this model sample by sample: {error}",
-            "write its forward with operations that vmap supports, without in-place changes or data-dependent branches",
+            "write its forward with operations that vmap supports, without in-place changes or branches on data; "
+            "a recurrent layer works as a loop over nn.Linear",
         ) from error
     return functional
 
@@ -87,11 +85,11 @@ def _mixing(layer: nn.Module) -> tuple[str, str] | None:
         return ": it averages over the batch", remedy
     if getattr(layer, "track_running_stats", False):
         return " that keeps statistics of the data", "use nn.GroupNorm"
-    if "Dropout" in kind and getattr(layer, "p", 0.0) != 0.0 and not is_keyed(layer):
-        return f" with p = {layer.p}: its coins are not keyed", "use nn.Dropout, or p = 0"
-    if isinstance(inner, float) and inner > 0:
-        remedy = "take dropout = 0 there, and nn.Dropout layers of their own"
-        return f" with dropout = {inner} inside: its coins are not keyed", remedy
+    remedy = "take p = 0 or dropout = 0, or call eval(): clip and noise keep a model from learning single samples"
+    if layer.training and "Dropout" in kind and getattr(layer, "p", 0.0) != 0.0:
+        return f" with p = {layer.p}: a sample's gradient would depend on hidden random choices", remedy
+    if layer.training and isinstance(inner, float) and inner > 0:
+        return f" with dropout = {inner} inside: a sample's gradient would depend on hidden random choices", remedy
     return None
 
 
@@ -102,20 +100,16 @@ def refuse_mixing(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -
     """
     probe = copy.deepcopy(model).double()
     inputs, targets = (_real(t, torch.float64) for t in sample)
-    keys = torch.arange(len(targets), device=targets.device)
-
-    def losses(keys: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        with torch.no_grad(), with_keys(keys):
-            return loss(probe(x), y)
-
-    together = losses(keys, inputs, targets)
+    with torch.no_grad():
+        together = loss(probe(inputs), targets)
     if together.shape != targets.shape[:1]:
         raise Refused(
             f"the loss gives a tensor of shape {tuple(together.shape)} for {targets.shape[0]} samples",
             "return one number per sample (reduction='none', averaged over everything but the first axis)",
         )
-    samples = zip(*(torch.split(t, 1) for t in (keys, inputs, targets)), strict=True)
-    alone = torch.cat([losses(*one) for one in samples])
+    samples = zip(torch.split(inputs, 1), torch.split(targets, 1), strict=True)
+    with torch.no_grad():
+        alone = torch.cat([loss(probe(x), y) for x, y in samples])
     if not torch.allclose(together, alone, rtol=1e-9, atol=1e-12, equal_nan=True):
         apart = float((together - alone).abs().max())
         raise Refused(
@@ -128,13 +122,12 @@ def _agree(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -> bool:
     """Tell whether the rule gives the gradients of one sample alone, for two different models at once, in float64."""
     double = copy.deepcopy(model).double()
     layout = Layout.of(double)
-    rule, functional = Ruled(double, layout, loss), Functional(unrolled(double), layout, loss)
+    rule, functional = Ruled(double, layout, loss), Functional(double, layout, loss)
     z = layout.flatten(double) * torch.tensor([[1.0], [0.5]], dtype=torch.float64, device=sample[0].device)
     x, y = sample[0][:2], sample[1][:2]
     inputs, targets = (_real(torch.stack([t, t.flip(0)]), torch.float64) for t in (x, y))
-    keys = torch.arange(targets.shape[0] * targets.shape[1], device=targets.device).view(targets.shape[:2])
     try:
-        fast, plain = rule(z, inputs, targets, keys), functional.one_by_one(z, inputs, targets, keys)
+        fast, plain = rule(z, inputs, targets), functional.one_by_one(z, inputs, targets)
     except (RuntimeError, AttributeError, ValueError, TypeError):
         return False  # a forward that uses its layers in some other way than calling them
     same = torch.allclose(fast.dense(), plain, rtol=1e-9, atol=1e-12)
@@ -152,31 +145,28 @@ class Functional:
     def __init__(self, model: nn.Module, layout: Layout, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.layout = layout
 
-        def one(parameters: dict[str, Tensor], x: Tensor, y: Tensor, key: Tensor | None) -> Tensor:
-            with with_keys(None if key is None else key[None]):
-                return loss(functional_call(model, parameters, (x[None],)), y[None]).sum()
+        def one(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            return loss(functional_call(model, parameters, (x[None],)), y[None]).sum()
 
         self.loss, self._gradient = one, grad(one)
 
-    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> PerSample:
-        """Return the gradients of model z[i] on inputs[i, j], for all i and j; `keys` [m, b] are for dropout."""
-        gradients = self.mapped(self._gradient, z, inputs, targets, keys)
+    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor) -> PerSample:
+        """Return the gradients of model z[i] on inputs[i, j], for all i and j."""
+        gradients = self.mapped(self._gradient, z, inputs, targets)
         return PerSample([Plain(torch.cat([gradients[name].flatten(2) for name in self.layout.names], -1))])
 
-    def mapped(self, one: Callable[..., Any], z: Tensor, x: Tensor, y: Tensor, keys: Tensor | None) -> Any:  # noqa: ANN401 - what `one` returns
+    def mapped(self, one: Callable[..., Any], z: Tensor, x: Tensor, y: Tensor) -> Any:  # noqa: ANN401 - what `one` returns
         """Return `one` of each sample alone, over samples and over models."""
         views = {name: v.contiguous() for name, v in self.layout.views(z).items()}
-        key = None if keys is None else 0
-        per_sample = vmap(one, in_dims=(None, 0, 0, key))
-        return vmap(per_sample, in_dims=(0, 0, 0, key))(views, x, y, keys)
+        return vmap(vmap(one, in_dims=(None, 0, 0)))(views, x, y)
 
-    def one_by_one(self, z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor) -> Tensor:
+    def one_by_one(self, z: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the same as [m, b, d] by plain autograd, one model and one sample after the other."""
         rows = []
         for i, j in product(*map(range, inputs.shape[:2])):
             views = {name: v.detach().requires_grad_() for name, v in self.layout.views(z[i]).items()}
             with torch.enable_grad():
-                loss = self.loss(views, inputs[i, j], targets[i, j], keys[i, j])
+                loss = self.loss(views, inputs[i, j], targets[i, j])
             found = torch.autograd.grad(loss, list(views.values()), allow_unused=True, materialize_grads=True)
             rows.append(torch.cat([g.flatten() for g in found]))
         return torch.stack(rows).view(*inputs.shape[:2], -1)

@@ -1,9 +1,6 @@
 """Networks: the shares that nodes send at step `k`, the paper's assumptions, and the traffic."""
 
-from privsgp.graph.assumptions import Constants, Lemma, check, check_symmetric, constants, table
+from privsgp.graph.assumptions import check, check_symmetric
 from privsgp.graph.sequences import GRAPHS, NAMES, Edges, Graph, make, unconnected
 
-__all__ = [
-    "GRAPHS", "NAMES", "Constants", "Edges", "Graph", "Lemma", "check", "check_symmetric", "constants",
-    "make", "table", "unconnected",
-]  # fmt: skip
+__all__ = ["GRAPHS", "NAMES", "Edges", "Graph", "check", "check_symmetric", "make", "unconnected"]

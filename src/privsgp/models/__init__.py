@@ -8,7 +8,7 @@ from privsgp import later
 
 if TYPE_CHECKING:
     from privsgp.models.loss import class_weights, correct, in_any_precision, meaning, outputs, per_sample, task
-    from privsgp.models.networks import make
+    from privsgp.models.networks import make, mean
 
-__all__ = ["class_weights", "correct", "in_any_precision", "make", "meaning", "outputs", "per_sample", "task"]
-__getattr__ = later.names(__name__, dict.fromkeys(__all__, "loss") | {"make": "networks"})
+__all__ = ["class_weights", "correct", "in_any_precision", "make", "mean", "meaning", "outputs", "per_sample", "task"]
+__getattr__ = later.names(__name__, dict.fromkeys(__all__, "loss") | {"make": "networks", "mean": "networks"})

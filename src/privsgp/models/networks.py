@@ -28,6 +28,13 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoi
 NAMES = tuple(MODELS)
 
 
+def mean(width: int, device: str = "cpu") -> nn.Module:
+    """Return ⟨θ, v⟩ with θ = 0: under the loss −⟨θ, v⟩ one step makes θ the mean of the vectors."""
+    made = nn.Linear(width, 1, bias=False, device=device)
+    nn.init.zeros_(made.weight)
+    return made
+
+
 def make(
     name: str,
     *,
@@ -78,7 +85,8 @@ def hazard(inputs: int, bins: int) -> nn.Module:
     """One linear score per person, and a level for each bin: the odds of the event are proportional in all bins."""
     score, levels = nn.Linear(inputs, 1, bias=False), nn.Linear(1, bins)
     nn.init.zeros_(score.weight)
-    nn.init.ones_(levels.weight.requires_grad_(requires_grad=False))
+    nn.init.ones_(levels.weight)
+    levels.weight.requires_grad = False
     nn.init.constant_(levels.bias, math.log(FIRST_HAZARD / (1 - FIRST_HAZARD)))
     return nn.Sequential(nn.Flatten(), score, levels)
 

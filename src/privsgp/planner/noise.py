@@ -16,7 +16,7 @@ import numpy as np
 
 from privsgp import plugins
 from privsgp.accounting import calibration
-from privsgp.accounting.counting import C2
+from privsgp.accounting.calibration import C2
 from privsgp.accounting.curve import Gaussian
 from privsgp.accounting.mechanisms import nominal
 from privsgp.accounting.sharing import solve

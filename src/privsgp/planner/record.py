@@ -102,7 +102,7 @@ class Plan:
     def between_sites(self) -> dict[str, float]:
         """Bytes that a site sends in `join`, and about how many seconds that takes over links of this speed."""
         rehearsal = self.planner.rehearsal
-        rounds = self.chosen.steps + rehearsal.final_model.mixing
+        rounds = self.chosen.steps + rehearsal.final_model.final_mixing
         each = self.messages * WIRE * (rehearsal.layout.dim + 1)
         return {"bytes": rounds * each, "seconds": rounds * (STEP + 2 * LATENCY + each / (self.link * 1e6 / 8))}
 

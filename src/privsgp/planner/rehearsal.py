@@ -103,12 +103,10 @@ class Rehearsal:
             averaging.add(k, state)
         return averaging.released(state).z
 
-    def states(
-        self, spec: RehearsalSpec, distance: float, steps: int, seeds: Sequence[int], *, momentum: float = 0.0
-    ) -> Iterator[State]:
+    def states(self, spec: RehearsalSpec, distance: float, steps: int, seeds: Sequence[int]) -> Iterator[State]:
         """Go through the steps of a run; each overwrites the state before."""
         state = State.start(self.x0, len(seeds))
-        rule = UpdateRule(state.x, momentum=momentum)
+        rule = UpdateRule(state.x, momentum=0.0)
         algorithm = ALGORITHMS[spec.algorithm](self._block(spec, distance, steps, seeds, rule), spec.settings)
         try:
             algorithm.begin(state.z)

@@ -165,9 +165,9 @@ def _numbers(rng: np.random.Generator, score: Floats, schema: Schema, explained:
     """Return targets of a regression on the schema's scale; the score explains this share of their variance."""
     y = math.sqrt(explained) * score + math.sqrt(1 - explained) * rng.standard_normal(len(score))
     target = schema.target
-    assert isinstance(target, Target)  # noqa: S101
     (low, high), (centre, scale) = target.limits, target.affine
-    y = np.clip(y if target.centre is not None else 0.4 * y, (low - centre) / scale, (high - centre) / scale)
+    centred = isinstance(target, Target) and target.centre is not None
+    y = np.clip(y if centred else 0.4 * y, (low - centre) / scale, (high - centre) / scale)
     return torch.from_numpy(y).float()
 
 

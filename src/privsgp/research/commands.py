@@ -1,4 +1,4 @@
-"""The commands of this package: `compare`, `reproduce` and `tune`.
+"""The commands of this package: `compare` and `reproduce`.
 
 privsgp finds `add_to` through the entry-point group `privsgp.commands`.
 """
@@ -6,7 +6,6 @@ privsgp finds `add_to` through the entry-point group `privsgp.commands`.
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,7 @@ import typer
 
 from privsgp import later
 from privsgp.cli_data import Changes, DataDir, Json, about, configured, listed, note, numbers, one_of
-from privsgp.errors import Refused, refuse_below_one
+from privsgp.errors import refuse_below_one
 from privsgp.report.terminal import err, show, stage, tell
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ Jobs = Annotated[int | None, typer.Option(help="Runs at a time, a thread each; d
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands to the command line."""
-    for command in (compare, reproduce, tune):
+    for command in (compare, reproduce):
         app.command(**about(command.__name__))(command)
 
 
@@ -113,25 +112,3 @@ def reproduce(
             result = figures.reproduce(one, bench, scale, m, seeds=seeds, max_steps=max_steps, changes=changed)
             figures.save(result, folder)
             tell(result, show_figure, result, as_json=as_json)
-
-
-def tune(
-    config: Annotated[Path, typer.Argument(help="run.toml, the start of the search.")],
-    public: Annotated[str, typer.Option(help="Public data: synthetic, the name of a data set, or a file.")],
-    changes: Changes = None,
-    data_dir: DataDir = None,
-    save: Annotated[Path, typer.Option("--out", help="The configuration that was found.")] = Path("tuned.toml"),
-    trials: Annotated[int, typer.Option(help="The most combinations to try.")] = 60,
-    as_json: Json = False,
-) -> None:
-    """Tune step size, clip, batch, steps, momentum and averaging on public or synthetic data."""
-    settings = configured(config, changes, planned=True)
-    if not os.access(save.parent, os.W_OK) or save.is_dir():
-        raise Refused(f"--out {save} cannot be written", "name a file in a folder that exists and can be written")
-    from privsgp.research.shown import show_tuned
-    from privsgp.research.tune import tune as search
-
-    found, tuned = search(settings, public, data_dir, most=trials, stage=stage)
-    save.write_text(tuned.beside(save.parent).toml())
-    err.print(f"written to {save}")
-    tell(found, show_tuned, found, as_json=as_json)

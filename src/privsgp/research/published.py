@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from privsgp.accounting import accountant, rdp
-from privsgp.accounting.counting import C2
+from privsgp.accounting.calibration import C2
 from privsgp.accounting.curve import bisect
 from privsgp.accounting.mechanisms import Mechanism, Saga, SampledMean
 from privsgp.accounting.shown import up

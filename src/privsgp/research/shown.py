@@ -1,4 +1,4 @@
-"""Comparisons, figures and searches in a terminal."""
+"""Comparisons and figures in a terminal."""
 
 from __future__ import annotations
 
@@ -63,13 +63,3 @@ def _mean(spread: dict[str, Any] | None) -> float | None:
 
 def _three(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"
-
-
-def show_tuned(found: dict[str, Any]) -> None:
-    """Print every trial with its score, the best one marked."""
-    head = ("step size", "clip", "batch", "steps", "momentum", "tail", "score", "")
-    rows = [
-        [*(f"{value:.4g}" for value in trial.values()), "←" if trial.items() >= found["best"].items() else ""]
-        for trial in found["trials"]
-    ]
-    show_table(f"tuned on {found['looked_at']}", head, rows, words=())

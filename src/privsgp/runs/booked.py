@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import dataclasses
 import hashlib
 import logging
 import math
-import operator
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,12 +18,10 @@ from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
     from privsgp.accounting.book import Total
-    from privsgp.accounting.ledger import Segment
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.accounting.policy import Policy
     from privsgp.data.dataset import Dataset
@@ -36,6 +32,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _MOST_NAMED = 5
 _PERSON = ", one person"
+HELD_OUT, TRAINED = "held out", "trained on"
 
 
 def records_of(hashes: Hashes, dataset: Dataset, parts: Sequence[NDArray[np.int64]]) -> list[Records]:
@@ -57,6 +54,14 @@ def records_of(hashes: Hashes, dataset: Dataset, parts: Sequence[NDArray[np.int6
     return found
 
 
+def pooled(records: Sequence[Records]) -> list[Records]:
+    """Return the records of all nodes as those of one."""
+    if not records:
+        return []
+    digest = hashlib.sha256("".join(one.digest for one in records).encode()).hexdigest()
+    return [Records(digest, np.concatenate([one.hashes for one in records]))]
+
+
 def _unit(mechanism: Mechanism) -> str:
     """Return what stands beside a relation in the book: an ε of persons and one of records do not add up."""
     return "" if mechanism.person is None else _PERSON
@@ -69,7 +74,7 @@ def entries(spec: RunSpec, folder: Folder, command: str, data: str, sites: Seque
         Entry(
             run=folder.run or "",
             node=i,
-            ledger=earlier[0].header.run if (earlier := p.after(i)) else folder.run or "",
+            ledger=folder.run or "",
             command=command,
             name=spec.name,
             data=data,
@@ -83,6 +88,25 @@ def entries(spec: RunSpec, folder: Folder, command: str, data: str, sites: Seque
         )
         for i in spec.here
     ]
+
+
+def with_others(
+    made: Sequence[Entry], records: Sequence[Records | None], also: Sequence[tuple[str, bool, Sequence[Records]]]
+) -> tuple[list[Entry], list[Records | None]]:
+    """Add the records of each node that a run names without using them: why, whether they are charged, and which."""
+    entries, known = list(made), list(records)
+    for why, charged, others in also:
+        for entry, own in zip(made, others, strict=True):
+            run = f"{entry.run}/{why}"
+            named = dataclasses.replace(entry, run=run, command=why)  # entries with one ledger share its budget
+            entries.append(named if charged else dataclasses.replace(named, ledger=run, epsilon=0.0, delta=0.0))
+            known.append(own)
+    return entries, known
+
+
+def held_out(run: str) -> str:
+    """Return the number under which the book has the records that a run holds out."""
+    return f"{run}/{HELD_OUT}"
 
 
 def enter(
@@ -151,39 +175,3 @@ def _spent_elsewhere(book: Book, known: Sequence[tuple[Entry, Records]]) -> Iter
     if simulated := [other.name for other, _ in found.values() if other.simulation]:
         names = ", ".join(sorted(set(simulated))[:_MOST_NAMED])
         yield f"simulations on these records: {names}. If they chose this configuration, that is not counted"
-
-
-def refuse_moved(
-    records: Sequence[Records | None], ledgers: Path, earlier: Sequence[Sequence[Segment]], first: int = 0,
-    *, persons: bool = False,
-) -> None:  # fmt: skip
-    """Refuse records, or `persons`, that were at another node in the runs whose ledgers are continued.
-
-    The ledger of its node has the spending of a record. A value that comes more often now than before, over all nodes
-    here, is a new record that looks like an old one.
-    """
-    book = Book()
-    before = book.sets_of({one.header.run for segments in earlier for one in segments if one.charged})
-    now = {first + i: book.keyed(one.hashes) for i, one in enumerate(records) if one is not None}
-    if not before or not now:
-        return
-    count = _persons if persons else _most
-    held = {node: count(sets) for node, sets in before.items()}
-    then, total = sum(held.values(), Counter[int]()), sum((count([one]) for one in now.values()), Counter[int]())
-    for node, own in now.items():
-        new = count([own]) - held.get(node, Counter[int]())
-        if any(total[value] <= then[value] for value in new):
-            raise Refused(
-                f"records of node {node} were at other nodes in the runs of {ledgers}",
-                "give the nodes their records as before: what a record has spent is in the ledger of its node",
-            )
-
-
-def _persons(sets: Sequence[Hashes]) -> Counter[int]:
-    """Return each person of several sets once, however many rows there are."""
-    return Counter({int(one) for found in sets for one in found[:, -1].tolist()})
-
-
-def _most(sets: Sequence[Hashes]) -> Counter[int]:
-    """Return how often each value comes at most in one of several sets."""
-    return functools.reduce(operator.or_, (Counter[int](one.ravel().tolist()) for one in sets))

@@ -6,8 +6,7 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any
 
-from privsgp.accounting import calibration
-from privsgp.accounting.counting import Count, Filter, count
+from privsgp.accounting import accountant, calibration
 from privsgp.accounting.mechanisms import PersonLevel, Saga, Shared
 from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, trust_curve
 from privsgp.accounting.sharing import solve
@@ -21,7 +20,6 @@ from privsgp.transport.rendezvous import World, blocks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from privsgp.accounting.ledger import Segment
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.runs.config import Config
 
@@ -122,7 +120,6 @@ def calibrate_nodes(
     config: Config,
     samples: Sequence[int],
     slack: float,
-    earlier: Sequence[Sequence[Segment]] = (),
     world: World | None = None,
     releases: Sequence[int] = (),
     coordinates: int = 0,
@@ -130,10 +127,9 @@ def calibrate_nodes(
 ) -> Protection:
     """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
 
-    If earlier runs have spent from the same budget, a Rényi filter counts them together with this run. Of several
-    processes each calibrates its own nodes and tells the others: σ is public. `releases` are K_i where nodes release
-    unequally often; else each does at every step. `coordinates` is the length of a message. `agreed` is what noise that
-    nodes share was agreed to be made of, where that is settled.
+    Of several processes each calibrates its own nodes and tells the others: σ is public. `releases` are K_i where nodes
+    release unequally often; else each does at every step. `coordinates` is the length of a message. `agreed` is what
+    noise that nodes share was agreed to be made of, where that is settled.
     """
     algorithm, p, n = ALGORITHMS[config.algorithm.name], config.privacy, len(samples)
     deltas = per_node(p.delta, n)
@@ -142,7 +138,6 @@ def calibrate_nodes(
     releases = releases or [config.algorithm.steps] * n
     allowance = None if budgets[0] is None else [K + math.ceil(p.spare * K) for K in releases]
     batches = batch_sizes(config, samples)
-    counts = [_count(config, budgets[i], deltas[i], earlier[i] if earlier else ()) for i in range(n)]
     made = settings(config)
     bare = [
         algorithm.mechanism(made, sigma=sigmas[i], batch=batches[i], samples=samples[i], kappa=slack) for i in range(n)
@@ -158,11 +153,15 @@ def calibrate_nodes(
         mechanisms = [Shared(m, config.honest, graph.partners) for m in mechanisms]
 
     mechanisms = [by_person(config, m, samples) for m in mechanisms]
-    needed = functools.cache(calibration.needed)  # nodes that are alike need the same
+    search = functools.cache(calibration.sigma)  # nodes that are alike need the same
     if allowance is not None:
 
         def calibrated(i: int) -> float:
-            found = needed(counts[i], mechanisms[i], max(1, allowance[i]), budgets[i], deltas[i])
+            if p.nominal:  # for K steps: the spare releases are not part of it
+                terms = config.algorithm.steps, budgets[i], deltas[i], p.c2, config.algorithm.name
+                found = calibration.published(mechanisms[i], *terms)
+            else:
+                found = search(mechanisms[i], max(1, allowance[i]), budgets[i], deltas[i], p.relation)
             return found if graph is None else found * _ROOM
 
         here = blocks(n, world.size)[world.rank]
@@ -181,14 +180,12 @@ def calibrate_nodes(
         shared = [Shared(m, config.honest, graph.partners, least) for m in bases]
         mechanisms = [by_person(config, m, samples) for m in shared]
         _refuse_correlated(mechanisms, covariance)
-        curve = functools.partial(_curve, config, samples, covariance, shared, counts, deltas)
+        curve = functools.partial(_curve, config, samples, covariance, shared, deltas)
 
     def epsilon(node: int, releases: int) -> float:
-        return counts[node].epsilon(mechanisms[node], releases, deltas[node])
+        return accountant.epsilon(mechanisms[node], releases, deltas[node], p.relation).epsilon
 
-    return Protection(
-        mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon, earlier, covariance, curve
-    )
+    return Protection(mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon, covariance, curve)
 
 
 def by_person(config: Config, mechanism: Mechanism, samples: Sequence[int]) -> Mechanism:
@@ -228,13 +225,15 @@ def _refuse_correlated(mechanisms: Sequence[Mechanism], covariance: PairwiseCova
 
 def _curve(
     config: Config, samples: Sequence[int], covariance: PairwiseCovariance, shared: Sequence[Shared],
-    counts: Sequence[Count], deltas: Sequence[float], node: int, releases: int,
+    deltas: Sequence[float], node: int, releases: int,
 ) -> list[tuple[int, float]]:  # fmt: skip
     """Return ε of a node by how many nodes are honest."""
-    own = counts[node], deltas[node]
-    return trust_curve(
-        covariance, node, shared[node], lambda m: own[0].epsilon(by_person(config, m, samples), releases, own[1])
-    )
+
+    def epsilon(m: Mechanism) -> float:
+        found = accountant.epsilon(by_person(config, m, samples), releases, deltas[node], config.privacy.relation)
+        return found.epsilon
+
+    return trust_curve(covariance, node, shared[node], epsilon)
 
 
 def _refuse_apart(world: World, told: Sequence[float], own: Sequence[float]) -> None:
@@ -304,24 +303,6 @@ def _refuse_too_little(
                 f"the noise that {whose} is worth σ = {worth[i]:g} to node {i}, which needs {needed[i]:g}",
                 "nothing was sent; ask its site which program runs there",
             )
-
-
-def _count(config: Config, budget: float | None, delta: float, earlier: Sequence[Segment]) -> Count:
-    p = config.privacy
-    if not any(segment.charged for segment in earlier):
-        return count(p.accountant, p.relation, config.algorithm.name, config.algorithm.steps, p.c2)
-    if p.nominal:
-        raise Refused(
-            f"privacy.accountant = {p.accountant!r} with {{ledger}}",
-            "several runs are counted by 'certified' alone",
-            ledger=None,
-        )
-    if budget is None:
-        raise Refused(
-            "{ledger} without privacy.epsilon", "name the (ε, δ) that all runs on this data must share", ledger=None
-        )
-    shared = Filter.over(earlier, budget, delta)
-    return Count(p.relation, after=(shared, shared.spent(earlier)))
 
 
 def batch_sizes(config: Config, samples: Sequence[int]) -> list[float]:

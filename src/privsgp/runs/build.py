@@ -15,7 +15,6 @@ from privsgp.engine.spec import Learning, Protection, RunSpec, refuse_vast
 from privsgp.errors import Refused
 from privsgp.features.options import pretraining
 from privsgp.gradients import Layout
-from privsgp.gradients.dropout import tosses
 from privsgp.gradients.rounding import kappa, least_difference_clip
 from privsgp.randomness.noise import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
@@ -29,19 +28,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from privsgp.accounting.ledger import Segment
     from privsgp.graph import Graph
     from privsgp.runs.config import Config
     from privsgp.runs.resolve import Resolved
     from privsgp.transport.rendezvous import World
 
 
-def build_run(
-    resolved: Resolved,
-    earlier: Sequence[Sequence[Segment]] = (),
-    world: World | None = None,
-    agreed: dict[str, Any] | None = None,
-) -> RunSpec:
+def build_run(resolved: Resolved, world: World | None = None, agreed: dict[str, Any] | None = None) -> RunSpec:
     """Decide everything: σ_i from budgets, the clock, the device. What is impossible is refused here.
 
     `agreed` is what noise that sites share was agreed to be made of.
@@ -57,7 +50,7 @@ def build_run(
     _refuse_other_unit(config, problem)
     places = learning.places
     slack = kappa(dtype, device, positions=places)
-    protection = calibrate_nodes(config, problem.samples, slack, earlier, world, releases, dim, agreed)
+    protection = calibrate_nodes(config, problem.samples, slack, world, releases, dim, agreed)
     weighted, least = protection.mechanisms[0].weighted, least_difference_clip(config.privacy.clip, dtype, places)
     clip = None if weighted is None else weighted.difference_clip
     if clip is not None and clip < least:
@@ -84,7 +77,7 @@ def build_run(
         layout=layout(config),
         momentum=a.momentum,
         weights=_weights(config, problem.samples, protection),
-        final_model=a.final_model,
+        final_model=a,
         noise=IndependentNoise() if c is None else PairwiseNoise(c, config.honest),
         sites=config.data.sites or (),
         share_metrics=config.test_is_public,
@@ -107,7 +100,7 @@ def make_clock(config: Config, network: Graph) -> Waiting | Events:
     """Return the time of each step, or the order of events. All of it is public."""
     c, algorithm = config.clock, ALGORITHMS[config.algorithm.name]
     times = Times(
-        network.nodes, c.compute, c.mean, c.spread or 0.0,
+        network.nodes, c.spread,
         tuple(c.stragglers) if isinstance(c.stragglers, list) else c.stragglers, c.slowdown,
         public_seed(config.seed, config.shared_hash(), "clock"),
     )  # fmt: skip
@@ -146,8 +139,6 @@ def _refuse_unbuilt(learning: Learning, device: torch.device) -> None:
     """Refuse persons with several rows where their gradients are not built or not tested."""
     if learning.rows == 1:
         return
-    if tosses(learning.model):
-        raise Refused("dropout with data.person", "take dropout = 0: its coins are keyed by samples, not by rows")
     if not device_of(device).in_host_memory:
         raise Refused(f"data.person on {device}", "take engine.device = 'cpu': no test has seen persons on a GPU")
 

@@ -7,7 +7,6 @@ with the run, says the same in words, with what was spent and what came out.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import html
 import json
@@ -22,6 +21,7 @@ from privsgp.data.images import ImageOptions
 from privsgp.data.schema_text import written
 from privsgp.data.text import TextOptions
 from privsgp.errors import Refused, visible
+from privsgp.features.options import SCALES, SCATTERING
 from privsgp.files import parsed
 from privsgp.runs.budgets import per_node
 
@@ -39,16 +39,6 @@ VERSION = 2
 _MOST = 2**26  # numbers in a sample
 
 Shape = Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=8)]
-
-
-class Parts(BaseModel):
-    """The inputs of a sample."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    names: Annotated[list[str], Field(max_length=64)] | None
-    shapes: Annotated[list[Shape], Field(max_length=64)]
-    vocabulary: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)]
 
 
 class Card(BaseModel):
@@ -70,7 +60,6 @@ class Card(BaseModel):
     schema_text: str | None = None
     text: TextOptions | None = None
     images: ImageOptions | None = None
-    fields: Parts | None = None
     class_names: list[str] | None = None
     class_weights: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
     privacy: dict[str, Any]
@@ -87,16 +76,16 @@ def card(config: Config, problem: Problem) -> dict[str, Any]:
 
     Guarantee: a function of the configuration, public shapes, and public weights alone.
     """
-    d, p, n, fields = config.data, config.privacy, config.data.nodes, problem.fields
+    d, p, n = config.data, config.privacy, config.data.nodes
     encoder = problem.encoder if config.features.name == "module" else None
     tokens = problem.dataset.vocabulary if d.tokens is None else d.tokens  # of a sample before any encoder
     named = d.images or d.text
+    scales = {"scales": SCALES} if config.features.name == SCATTERING else {}  # cards without are of older versions
     bounded = config.private and p.epsilon is not None and not p.nominal  # else model-card.md has ε
     optional = {
         "vocabulary": tokens if isinstance(tokens, int) else None,
         "text": None if d.text is None else d.text.model_dump(),
         "images": None if d.images is None else d.images.model_dump(),
-        "fields": None if fields is None else dataclasses.asdict(fields),
         "class_weights": None if problem.class_weights is None else list(problem.class_weights),
     }
     return {
@@ -106,7 +95,7 @@ def card(config: Config, problem: Problem) -> dict[str, Any]:
         "classes": problem.dataset.classes,
         "loss": problem.loss_name,
         "model": config.model.model_dump(exclude={"loss"}),
-        "features": config.features.model_dump(exclude_none=True),
+        "features": config.features.model_dump(exclude_none=True) | scales,
         "encoder": None if encoder is None else features.digest(encoder),
         "frozen": frozen_digest(problem.model),
         "dtype": config.engine.dtype,

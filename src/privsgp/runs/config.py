@@ -42,11 +42,10 @@ from privsgp.data.partitions import PARTITIONS
 from privsgp.data.partitions import check as check_partition
 from privsgp.data.persons import PersonOptions
 from privsgp.data.published import BUILT_IN
-from privsgp.data.schema import Ignored
 from privsgp.data.schema_text import written
 from privsgp.data.tables import is_table
 from privsgp.data.text import TextOptions
-from privsgp.engine.averaging import FinalModelOptions
+from privsgp.engine.averaging import FinalModel
 from privsgp.errors import Refused
 from privsgp.features.options import FEATURES
 from privsgp.files import flat, read_toml
@@ -56,9 +55,11 @@ from privsgp.options import Count, NotNegative, Options, Positive, Probability, 
 from privsgp.randomness import NOISES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from pydantic_core import ErrorDetails
+
+    Rules = Iterator[tuple[object, str, str]]  # whether keys exclude each other, the keys, what to do
 
 PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses and chooses from
 AUTO = ("name", "steps", "step_size", "batch", "weights")  # of [algorithm]: what can be left to it
@@ -228,7 +229,7 @@ class Privacy(_Planned):
         return 0 in (self.sigma if isinstance(self.sigma, list) else [self.sigma])
 
 
-class AlgorithmSection(_Planned, UpdateOptions, FinalModelOptions):
+class AlgorithmSection(_Planned, UpdateOptions, FinalModel):
     """The method. Name, batch, steps, step_size and weights may be "auto": the planner chooses them."""
 
     name: Annotated[str, _one_of(ALGORITHMS)] = option("privsgp-vr", "the method")
@@ -245,17 +246,13 @@ class Clock(Options):
 
     Example:
         >>> import privsgp
-        >>> privsgp.Clock(compute="lognormal", spread=0.3, stragglers=[3], slowdown=5.0).slowdown
+        >>> privsgp.Clock(spread=0.3, stragglers=[3], slowdown=5.0).slowdown
         5.0
 
     """
 
-    compute: Literal["constant", "exponential", "lognormal"] = option(
-        "constant", "how a gradient's time is distributed"
-    )
-    mean: Positive = option(1.0, "seconds that a gradient takes")
-    spread: Positive | None = option(None, "standard deviation / mean of lognormal times")
-    latency: NotNegative = option(0.0, "seconds that a message takes")
+    spread: NotNegative = option(0.0, "standard deviation of the time of a gradient, whose mean is 1; log-normal")
+    latency: NotNegative = option(0.0, "time of a message; a gradient takes 1")
     stragglers: Annotated[float, Field(ge=0, le=1)] | list[Annotated[int, Field(ge=0)]] = option(
         0.0, "slow nodes: a fraction of them, or a list of their numbers"
     )
@@ -263,11 +260,12 @@ class Clock(Options):
 
 
 class EvaluationSection(Options):
-    """Private evaluation: `privsgp evaluate RUN run.toml --private`. Only `share` has a part in training."""
+    """Private evaluation: `privsgp evaluate RUN run.toml --private`. Only share and key have a part in training."""
 
     share: Annotated[float, Field(gt=0, le=0.5)] | None = option(
-        None, "simulations: the share of records that is held out of training, by a hash of each; left out: none"
+        None, "the share of persons that is held out of training, by a hash of each identifier; or of rows, by place"
     )
+    key: str = option("privsgp", "the public key of that hash: use one key in all studies of the same persons")
     epsilon: Positive = option(1.0, "ε of the one release of each site")
     delta: Probability = option(1e-5, "its δ; below 1 / held-out records of a site")
     bins: Annotated[int, Field(ge=2, le=100)] | list[Probability] = option(
@@ -277,6 +275,18 @@ class EvaluationSection(Options):
     residual: Positive | None = option(
         None, "numbers: residuals are clipped here, in the unit of the table; left out: a quarter of the target's range"
     )
+
+
+class SumSection(Options):
+    """One noised sum instead of a model: `privsgp describe`, `evaluate --private` and `agree propose` write this."""
+
+    kind: Literal["description", "evaluation"] | None = option(None, "what is released; left out: a model")
+    columns: list[str] = option([], "description: the columns; left out: all that the schema uses")
+    bins: Annotated[int, Field(ge=2, le=200)] = option(20, "description: bins of a number's public range")
+    by: list[str] = option([], "description: columns by whose values the target's classes are counted too")
+    moments: Positive | None = option(None, "description: second moments of rows that are clipped to this norm")
+    model: str | None = option(None, "evaluation: the SHA-256 of the model's file")
+    run: str | None = option(None, "evaluation: the id of the run that trained the model")
 
 
 class PlanSection(Options):
@@ -326,6 +336,7 @@ class Config(Options):
     clock: Clock = Clock()
     plan: PlanSection = PlanSection()
     evaluation: EvaluationSection = EvaluationSection()
+    sum: SumSection = SumSection()
     engine: Engine = Engine()
     _base: Path = PrivateAttr(default_factory=Path)
 
@@ -372,18 +383,13 @@ class Config(Options):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         check_partition(self.data.partition, self.data.nodes, self.data.sizes)
-        self._check_data()
-        self._check_privacy()
-        self._check_algorithm()
-        self._check_lists()
+        groups = (self._data_rules, self._person_rules, self._privacy_rules, self._algorithm_rules, self._list_rules)
+        for broken, keys, remedy in (rule for rules in groups for rule in rules()):
+            if broken:
+                raise Refused(self._said(keys), remedy)
         if self.privacy.noise == "pairwise" and (why := self._unshared()) is not None:
             raise Refused(self._said(why[0]), why[1])
         return self
-
-    def _refuse_if(self, broken: object, keys: str, remedy: str) -> None:
-        """Refuse keys that exclude each other: the one way to say so."""
-        if broken:
-            raise Refused(self._said(keys), remedy)
 
     def _said(self, keys: str) -> str:
         """Write keys with their values: "a.b = 1 with c.d = 2 without e.f"."""
@@ -397,112 +403,102 @@ class Config(Options):
         section, _, name = key.rpartition(".")
         return getattr(getattr(self, section) if section else self, name)
 
-    def _check_data(self) -> None:
-        d, no, sites = self.data, self._refuse_if, self.data.sites or []
-        no(sites and len(sites) != d.nodes, "data.sites data.nodes", "give one name per node")
-        no(len(set(sites)) < len(sites), "data.sites", "give each site a name of its own, none twice")
+    def _data_rules(self) -> Rules:
+        """Yield which keys of [data] exclude each other: whether they do, the keys, and what to do."""
+        d, sites = self.data, self.data.sites or []
+        yield sites and len(sites) != d.nodes, "data.sites data.nodes", "give one name per node"
+        yield len(set(sites)) < len(sites), "data.sites", "give each site a name of its own, none twice"
         for key in ("path", "test_path"):
-            table = is_table(getattr(d, key) or "") and d.text is None
-            no(table and not d.schema, f"data.{key} data.schema", "name the public schema.toml that all sites share")
-        no(d.schema and d.path and not is_table(d.path), "data.path", "a schema is of .csv, .parquet or .feather")
-        if d.schema is not None and (d.schema.times is not None) != (self.model.loss == "survival"):
-            raise Refused(self._said("model.loss"), "take 'survival' for a target of type 'survival', and for no other")
-        no(d.schema and d.classes, "data.classes", "leave it out: data.schema lists them")
-        remedy = 'sizes of the two sides would count equal records; evaluate files: RUN "test-{site}.csv" --private'
-        no(self.evaluation.share is not None and self.seed is None, "evaluation.share seed", remedy)
-        self._check_persons()
+            unread = is_table(getattr(d, key) or "") and d.text is None and not d.schema
+            yield unread, f"data.{key} data.schema", "name the public schema.toml that all sites share"
+        other = d.schema and d.path and not is_table(d.path)
+        yield other, "data.path", "a schema is of .csv, .parquet or .feather"
+        unlike = d.schema is not None and (d.schema.times is not None) != (self.model.loss == "survival")
+        yield unlike, "model.loss", "take 'survival' for a target of type 'survival', and for no other"
+        yield d.schema and d.classes, "data.classes", "leave it out: data.schema lists them"
         vectors = d.text is not None and d.text.tokens == "wordllama"
         apart = vectors != (self.features.name == "wordllama")
-        no(apart, "features.name", "take it for data.text.tokens too, or never")
+        yield apart, "features.name", "take it for data.text.tokens too, or never"
         divided = self.seed is None and d.path is None and d.partition != "even"
-        no(divided, "data.partition seed", "take 'even' or data.path, or give a seed: public sizes J_i tell of labels")
+        remedy = "take 'even' or data.path, or give a seed: public sizes J_i tell of labels"
+        yield divided, "data.partition seed", remedy
 
-    def _check_persons(self) -> None:
-        d, no = self.data, self._refuse_if
+    def _person_rules(self) -> Rules:
+        d, p, s = self.data, self.privacy, self.privacy.sites_per_person
         for key in ("rows_per_person", "rows_date"):
             alone = getattr(d, key) is not None and d.person is None
-            no(alone, f"data.{key} data.person", 'name the column that says whose row it is: person = "patient_id"')
+            yield alone, f"data.{key} data.person", 'name the column that says whose row it is: person = "patient_id"'
         latest = (d.rows_choice == "latest") != (d.rows_date is not None)
-        no(latest, "data.rows_choice data.rows_date", "give both, 'latest' and a column of dates, or neither")
-        s = self.privacy.sites_per_person
-        no(s > d.nodes, "privacy.sites_per_person data.nodes", "take at most as many as there are nodes")
-        no(s > 1 and d.person is None, "privacy.sites_per_person data.person", "leave it out: it is for persons")
+        yield latest, "data.rows_choice data.rows_date", "give both, 'latest' and a column of dates, or neither"
+        yield s > d.nodes, "privacy.sites_per_person data.nodes", "take at most as many as there are nodes"
         if d.person is None:
+            yield s > 1, "privacy.sites_per_person data.person", "leave it out: it is for persons"
             return
         for key in ("epsilon", "delta", "sigma") if s > 1 else ():
-            alike = not isinstance(getattr(self.privacy, key), list)
-            no(not alike, f"privacy.{key} privacy.sites_per_person", "give all nodes the same: a person is at several")
-        no(
-            s > 1 and self.auto,
-            f"{(*self.auto, '')[0]} privacy.sites_per_person",
-            "give numbers: a plan is for one site",
-        )
-        no(d.rows_per_person is None, "data.person data.rows_per_person", "say how many rows of a person are used")
-        no(d.text or d.images, "data.person", "it is for tables, .npz files and arrays: leave it out")
-        feature = d.schema is not None and not isinstance(
-            d.schema.columns.get(d.person, Ignored(type="ignored")), Ignored
-        )
-        no(
-            feature or (d.schema and d.person in d.schema.target.columns),
-            "data.person",
-            "no model may see whose row it is: let the schema ignore it",
-        )
-        no(self.algorithm.name not in PERSONS, "data.person algorithm.name", f"take one of {', '.join(PERSONS)}")
+            keys = f"privacy.{key} privacy.sites_per_person"
+            yield isinstance(getattr(p, key), list), keys, "give all nodes the same: a person is at several"
+        planned = f"{(*self.auto, '')[0]} privacy.sites_per_person"
+        yield s > 1 and self.auto, planned, "give numbers: a plan is for one site"
+        yield d.rows_per_person is None, "data.person data.rows_per_person", "say how many rows of a person are used"
+        yield d.text or d.images, "data.person", "it is for tables, .npz files and arrays: leave it out"
+        known = {} if d.schema is None else d.schema.encoded | dict.fromkeys(d.schema.target.columns)
+        yield d.person in known, "data.person", "no model may see whose row it is: let the schema ignore it"
+        other = self.algorithm.name not in PERSONS
+        yield other, "data.person algorithm.name", f"take one of {', '.join(PERSONS)}"
 
-    def _check_privacy(self) -> None:
-        p, no = self.privacy, self._refuse_if
-        known = p.epsilon is not None or p.sigma is not None
-        no(not _FINEST <= p.clip <= 1 / _FINEST, "privacy.clip", "take 2⁻⁶⁰ to 2⁶⁰: rounding is known there")
+    def _privacy_rules(self) -> Rules:
+        p, method = self.privacy, ALGORITHMS[self.algorithm.name]
+        yield not _FINEST <= p.clip <= 1 / _FINEST, "privacy.clip", "take 2⁻⁶⁰ to 2⁶⁰: rounding is known there"
         both = p.epsilon is not None and p.sigma is not None
-        no(both, "privacy.epsilon privacy.sigma", "give epsilon (noise is calibrated) or sigma (ε is reported)")
-        no(p.nominal and p.epsilon is None, "privacy.accountant privacy.epsilon", "give the ε it turns into noise")
+        yield both, "privacy.epsilon privacy.sigma", "give epsilon (noise is calibrated) or sigma (ε is reported)"
+        unknown = p.nominal and p.epsilon is None
+        yield unknown, "privacy.accountant privacy.epsilon", "give the ε it turns into noise"
+        unknown = self.private and p.epsilon is None and p.sigma is None
         which = "algorithm.name privacy.epsilon privacy.sigma"
-        no(self.private and not known, which, "give privacy.epsilon = 3.0, or privacy.sigma = 0.1 (0: no noise)")
-        unknown = p.nominal and ALGORITHMS[self.algorithm.name].asynchronous
-        no(unknown, "privacy.accountant algorithm.name", "take 'certified': no published noise holds for one node")
+        yield unknown, which, "give privacy.epsilon = 3.0, or privacy.sigma = 0.1 (0: no noise)"
+        unheld = p.nominal and method.asynchronous
+        yield unheld, "privacy.accountant algorithm.name", "take 'certified': no published noise holds for one node"
         never = self.engine.checkpoint_every == 0 and self.seed is None
-        no(never, "engine.checkpoint_every seed", "leave it out: after a crash all steps would be paid for again")
+        yield never, "engine.checkpoint_every seed", "leave it out: after a crash all steps would be paid for again"
         for key in ("epsilon", "delta", "sigma") if self.trust == "secure aggregation" else ():
             value = getattr(p, key)
             differ = isinstance(value, list) and len(set(value)) > 1
-            no(differ, f"privacy.{key} algorithm.name", "give all nodes the same, or algorithm.trust = 'per-node'")
+            yield differ, f"privacy.{key} algorithm.name", "give all nodes the same, or algorithm.trust = 'per-node'"
 
-    def _check_algorithm(self) -> None:
-        a, c, no, chosen = self.algorithm, self.clock, self._refuse_if, ALGORITHMS[self.algorithm.name]
-        own = chosen.step is not PushSum.step
+    def _algorithm_rules(self) -> Rules:
+        a, c, method = self.algorithm, self.clock, ALGORITHMS[self.algorithm.name]
         for key, unused in (("weights", "equal"), ("momentum", 0.0)):
-            used = own and getattr(a, key) != unused
-            no(used, f"algorithm.{key} algorithm.name", "leave it out: this algorithm's steps are its own")
-        if a.trust is not None and a.trust not in chosen.trusts:
+            used = method.step is not PushSum.step and getattr(a, key) != unused
+            yield used, f"algorithm.{key} algorithm.name", "leave it out: this algorithm's steps are its own"
+        if a.trust is not None and a.trust not in method.trusts:
             users = [repr(name) for name, one in ALGORITHMS.items() if a.trust in one.trusts]
-            remedy = f"leave it out, or take {' or '.join(users)}" if users else "leave it out"
-            raise Refused(self._said("algorithm.trust algorithm.name"), remedy)
-        silent = not self.private or self.privacy.without_noise
-        no(a.weights == "noise" and silent, "algorithm.weights algorithm.name", "take others: a node has no noise")
-        if self.auto:
-            first, unpaid = self.auto[0], self.privacy.epsilon is None or not self.private
-            no(unpaid, f"{first} privacy.epsilon", "give a private algorithm and privacy.epsilon, or the number itself")
-            known = f"give the number itself: the planner knows {', '.join(PLANNED)}"
-            no(a.name not in PLANNED, f"{first} algorithm.name", known)
+            yield True, "algorithm.trust algorithm.name", f"leave it out, or take {' or '.join(users) or 'another'}"
+        silent = a.weights == "noise" and (not self.private or self.privacy.without_noise)
+        yield silent, "algorithm.weights algorithm.name", "take others: a node has no noise"
+        for first in self.auto[:1]:
+            unpaid = self.privacy.epsilon is None or not self.private
+            remedy = "give a private algorithm and privacy.epsilon, or the number itself"
+            yield unpaid, f"{first} privacy.epsilon", remedy
+            remedy = f"give the number itself: the planner knows {', '.join(PLANNED)}"
+            yield a.name not in PLANNED, f"{first} algorithm.name", remedy
         for key in ("difference_clip", "difference_scale") if "name" in a.auto else ():
-            no(getattr(a, key, None) not in (None, "auto"), f"algorithm.{key} algorithm.name", "leave it out")
+            given = getattr(a, key, None) not in (None, "auto")
+            yield given, f"algorithm.{key} algorithm.name", "leave it out"
         parts = a.sampling == "fixed" and a.batch != int(a.batch)
-        no(parts, "algorithm.batch algorithm.sampling", "give a whole number")
-        apart = a.final_mixing and chosen.network in ("server", "alone")
-        no(apart, "algorithm.final_mixing algorithm.name", "leave it out: its nodes have no neighbours to mix with")
-        spread = (c.spread is not None) != (c.compute == "lognormal")
-        no(spread, "clock.spread clock.compute", "give the spread of 'lognormal' times, and of no other")
+        yield parts, "algorithm.batch algorithm.sampling", "give a whole number"
+        apart = a.final_mixing and method.network in ("server", "alone")
+        yield apart, "algorithm.final_mixing algorithm.name", "leave it out: its nodes have no neighbours to mix with"
         slow = bool(c.stragglers) != (c.slowdown > 1)
-        no(slow, "clock.slowdown clock.stragglers", "say both which nodes are slow and how much slower, or neither")
+        remedy = "say both which nodes are slow and how much slower, or neither"
+        yield slow, "clock.slowdown clock.stragglers", remedy
 
-    def _check_lists(self) -> None:
+    def _list_rules(self) -> Rules:
         n, slow = self.data.nodes, self.clock.stragglers
         for key in ("privacy.epsilon", "privacy.delta", "privacy.sigma", "algorithm.weights"):
             value = self._value(key)
-            wrong = isinstance(value, list) and len(value) != n
-            self._refuse_if(wrong, f"{key} data.nodes", "give one per node")
+            yield isinstance(value, list) and len(value) != n, f"{key} data.nodes", "give one per node"
         beyond = isinstance(slow, list) and max(slow, default=0) >= n
-        self._refuse_if(beyond, "clock.stragglers data.nodes", f"name nodes from 0 to {n - 1}, or give a fraction")
+        yield beyond, "clock.stragglers data.nodes", f"name nodes from 0 to {n - 1}, or give a fraction"
 
     def _unshared(self) -> tuple[str, str] | None:
         """Return why noise cannot be shared by pairs of nodes, as keys and a remedy; None where it can be."""
@@ -579,13 +575,21 @@ class Config(Options):
         """Return what every site must agree on: no names, paths, devices or file layouts."""
         values = self.model_dump(
             mode="json",
-            exclude={"name": True, "plan": True, "evaluation": True, "data": {"path", "test", "test_path"}},
+            exclude={
+                "name": True,
+                "plan": True,
+                "evaluation": True,
+                "sum": True,
+                "data": {"path", "test", "test_path"},
+            },
         )
         if self.data.person is None:  # hashes of agreements that know no persons stay the same
             values["data"] = {key: value for key, value in values["data"].items() if key not in _OF_PERSONS}
             del values["privacy"]["sites_per_person"]
         if self.evaluation.share is not None:  # which records are trained on
-            values["evaluation"] = {"share": self.evaluation.share}
+            values["evaluation"] = {"share": self.evaluation.share, "key": self.evaluation.key}
+        if self.sum.kind is not None:
+            values |= {"evaluation": self.evaluation.model_dump(mode="json"), "sum": self.sum.model_dump(mode="json")}
         return values | {"engine": {"dtype": self.engine.dtype}}
 
     def with_algorithm(self, **values: Any) -> Config:  # noqa: ANN401 - keys of the section
@@ -762,7 +766,7 @@ def differences(old: Config, new: Config, gone: Mapping[str, Any] | None = None)
     """Name every key whose change would change the result, with both values; `gone` are keys of an old run folder."""
     free = {"name", *(f"plan.{key}" for key in PlanSection.model_fields)}
     free |= {f"engine.{key}" for key in ("device", "evaluate_every", "checkpoint_every")}
-    free |= {f"evaluation.{key}" for key in EvaluationSection.model_fields if key != "share"}
+    free |= {f"evaluation.{key}" for key in EvaluationSection.model_fields if key not in ("share", "key")}
     a, b = flat(old.model_dump(mode="json")) | dict(gone or {}), flat(new.model_dump(mode="json"))
     if b.get(_SCALE) == "auto":  # settled by the rest, or as the run that goes on has it
         free |= {_SCALE} if b.get(_DIFFERENCE) is not None else {_SCALE, _DIFFERENCE}
@@ -855,6 +859,9 @@ GONE: dict[str, tuple[str, Any]] = {
     "privacy.noise_schedule": ("leave it out: all steps have the same noise", "constant"),
     "privacy.noise_curvature": ("leave it out: all steps have the same noise", 0.0),
     "privacy.pair_degree": ("leave it out: all pairs of nodes share noise", None),
+    "features.angles": ("leave it out: scattering has 8 directions", None),
+    "features.order": ("leave it out: scattering is of order 2", None),
+    "features.scales": ("leave it out: scattering has 2 octaves", 2),
     "features.views": ("leave it out: a model sees each sample once; features.mirror makes mirror images alike", None),
     "algorithm.levels": ("leave it out: algorithm.kept = 0.05 makes messages shorter", None),
     "algorithm.compressor": ("leave it out: algorithm.kept = 0.05 makes messages shorter", "none"),
@@ -865,6 +872,8 @@ GONE: dict[str, tuple[str, Any]] = {
         "leave it out: privsgp puts a table on the device, or in memory if it has no room",
         "auto",
     ),
+    "clock.compute": ("leave it out: clock.spread above 0 makes times log-normal, and 0 constant", "constant"),
+    "clock.mean": ("leave it out: a gradient takes 1 on average; give clock.latency in that unit", 1.0),
     "clock.bandwidth": ("leave it out: clock.latency is what a message takes", None),
     "plan.may_spend": ("leave it out: a plan never looks at the nodes' own data", False),
     "plan.evaluations": ("leave it out: a node evaluates algorithm.batch × algorithm.steps gradients", None),

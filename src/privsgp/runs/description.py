@@ -7,95 +7,159 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsgp.accounting.shown import up
-from privsgp.data.schema import Category, Number, Target, YesNo
+from privsgp.data.schema import Category, Number, YesNo
 from privsgp.errors import Refused
 from privsgp.files import write_json
-from privsgp.runs import booked
+from privsgp.runs import sums
 from privsgp.runs.problem import unencoded
-from privsgp.runs.released import next_folder, planned, total
-from privsgp.statistics.columns import Numbers, Values, described, vectors
-from privsgp.statistics.release import added
+from privsgp.statistics.columns import Numbers, Values, described, norm
+from privsgp.statistics.moments import Moments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from numpy.typing import NDArray
+
     from privsgp.data.dataset import Dataset
     from privsgp.data.schema import Schema
     from privsgp.runs.config import Config
+    from privsgp.runs.sums import Array, Total
     from privsgp.statistics.columns import Column
-    from privsgp.statistics.release import Array
 
 NAME = "description.json"
 
 
 def describe(
-    config: Config, epsilon: float, delta: float, *, columns: Sequence[str] = (), bins: int = 20,
-    out: Path | None = None, data_dir: Path | None = None, say: Callable[[str], None] = lambda _line: None,
+    config: Config, epsilon: float, delta: float, *, out: Path | None = None, data_dir: Path | None = None,
+    say: Callable[[str], None] = lambda _line: None, **asked: Any,  # noqa: ANN401
 ) -> dict[str, Any]:  # fmt: skip
     """Describe columns of the sites' tables; all that one call asks for is one release of each site.
 
-    `say` gets what error to expect, before the release.
+    `asked` are keys of [sum]. `say` gets what error to expect, before the release.
     """
-    schema = config.data.schema
-    if schema is None or config.data.path is None:
-        raise Refused("no data.schema and data.path", "describe is for tables of the sites: ranges are the schema's")
-    known = [*schema.encoded, *([schema.target.column] if isinstance(schema.target, Target) else [])]
-    if unknown := [name for name in columns if name not in known]:
-        raise Refused(f"--columns {unknown[0]}", f"take columns of the schema that are used: {', '.join(known)}")
-    problem = unencoded(config, data_dir, range(config.data.nodes))
-    pairs = [_block(schema, name, problem.dataset, bins) for name in known if name in (columns or known)]
-    asked = [column for column, _ in pairs]
-    release = planned(config, vectors(asked), problem.samples, epsilon, delta)
-    persons = sum(problem.samples)
-    say(
-        f"{len(asked)} columns of {persons:,} records: the noise moves a share by {196 * release.sigma / persons:.2g} "
-        "percentage points or less, 19 times of 20"
-    )
-    rows = np.concatenate([block for _, block in pairs], 1)
-    records = booked.records_of(problem.hashes, problem.dataset, problem.parts)
-    place = next_folder(out or Path("descriptions"), config.name)
-    sums = [added(release.vectors, rows[part]) for part in problem.parts]
-    cells = total(release, sums, config, epsilon, place, "describe", records)
-    found = {
-        "version": 1, "simulation": config.seed is not None, "epsilon": max(release.epsilon), "delta": delta,
-        "relation": release.relation, "records": problem.samples, "noise": release.noise.name,
-        "honest": config.honest if release.noise.shared else None, "sigma": release.sigma,
-        "columns": described(asked, cells, persons, release.sigma),
-    }  # fmt: skip
+    if config.data.path is None:
+        raise Refused("no data.path", "describe is for tables of the sites")
+    problem = unencoded(config.with_section("data", sizes=None), data_dir, range(config.data.nodes))
+    config = study(config, problem.samples, epsilon, delta, **asked)
+    place = sums.next_folder(out or Path("descriptions"), config.name)
+    total = sums.released(config, problem, rows(config, problem.dataset), place, say=say)
+    return written(config, total, place)
+
+
+def study(config: Config, sizes: Sequence[int], epsilon: float, delta: float, **asked: Any) -> Config:  # noqa: ANN401
+    """Return the configuration of a description of tables with so many persons each."""
+    config = config.with_section("evaluation", share=None)
+    made = config.with_section("sum", kind="description", **asked)
+    return sums.study(made, sizes, norm(columns(made)), epsilon, delta)
+
+
+def columns(config: Config) -> list[Column]:
+    """Return the blocks of a person's vector, from public values alone."""
+    schema, asked = _schema(config), config.sum
+    known = [*schema.encoded, schema.target.column]
+    if unknown := [name for name in (*asked.columns, *asked.by) if name not in known]:
+        raise Refused(f"column {unknown[0]}", f"take columns of the schema that are used: {', '.join(known)}")
+    made: list[Column] = [_column(schema, name, asked.bins) for name in known if name in (asked.columns or known)]
+    for name in asked.by:
+        target, groups = _column(schema, schema.target.column, asked.bins), _column(schema, name, asked.bins)
+        if not isinstance(target, Values) or not isinstance(groups, Values) or target == groups:
+            raise Refused(f"the target by {name}", "take a category or yes/no column, and a target with classes")
+        crossed = [f"{label}, {name} = {value}" for value in groups.values for label in target.values]
+        made.append(Values(f"{target.name} by {name}", tuple(crossed)))
+    if asked.moments is not None:
+        made.append(Moments((*schema.features, schema.target.column), asked.moments))
+    return made
+
+
+def rows(config: Config, dataset: Dataset) -> Array:
+    """Return the vector of each row, decoded from the inputs and targets of a run."""
+    schema, made = _schema(config), list[Any]()
+    for column in columns(config):
+        if isinstance(column, Moments):
+            made.append(column.rows(np.column_stack([dataset.x, dataset.y]).astype(float)))
+        elif isinstance(column, Numbers):
+            made.append(column.rows(*_numbers(schema, column.name, dataset)))
+        elif " by " in column.name and column.name not in (*schema.encoded, schema.target.column):
+            by = column.name.removeprefix(f"{schema.target.column} by ")
+            (labels, none), (groups, missing) = codes(schema, schema.target.column, dataset), codes(schema, by, dataset)
+            made.append(column.rows(groups * len(schema.target.classes or ()) + labels, none | missing))
+        else:
+            made.append(column.rows(*codes(schema, column.name, dataset)))
+    return np.concatenate(made, 1)
+
+
+def written(config: Config, total: Total, place: Path) -> dict[str, Any]:
+    """Write what a noised sum says of each column."""
+    found = total.facts | {"columns": described(columns(config), total.cells, total.count, total.sigma)}
     write_json(place / NAME, found)
     return found | {"folder": str(place)}
 
 
-def _block(schema: Schema, name: str, dataset: Dataset, bins: int) -> tuple[Column, Array]:
-    """Return a column, and the block of each row: decoded from the inputs and targets of the run."""
-    x, y, none = dataset.x, dataset.y, np.zeros(len(dataset.x), bool)
-    if isinstance(schema.target, Target) and name == schema.target.column:
-        if schema.target.classes is not None:
-            classes = Values(name, tuple(schema.target.classes))
-            return classes, classes.rows(y.astype(np.int64), none)
-        target = Numbers(name, *schema.target.limits, bins)
-        return target, target.rows(schema.target.affine[0] + schema.target.affine[1] * y.astype(float), none)
-    column, at = schema.encoded[name], schema.features.index
-    missing = none if column.missing is None else x[:, at(f"{name} is missing")] > 0
+def _schema(config: Config) -> Schema:
+    if config.data.schema is None:
+        raise Refused("no data.schema", "describe is for tables of the sites: ranges are the schema's")
+    if config.data.schema.times is not None:
+        raise Refused("describe for a target of survival", "give it a schema whose target is another column")
+    return config.data.schema
+
+
+def _column(schema: Schema, name: str, bins: int) -> Values | Numbers:
+    if name == schema.target.column:
+        classes = schema.target.classes
+        return Numbers(name, *schema.target.limits, bins) if classes is None else Values(name, tuple(classes))
+    column = schema.encoded[name]
     if isinstance(column, Number):
-        numbers = Numbers(name, *column.limits, bins)
-        return numbers, numbers.rows(column.affine[0] + column.affine[1] * x[:, at(name)].astype(float), missing)
-    if isinstance(column, Category):
-        values = Values(name, tuple(column.known))
-        return values, values.rows(x[:, [at(f"{name} = {one}") for one in column.known]].argmax(1), missing)
-    assert isinstance(column, YesNo)  # noqa: S101
-    values = Values(name, ("yes", "no"))
-    return values, values.rows((x[:, at(name)] < 0).astype(np.int64), missing)
+        return Numbers(name, *column.limits, bins)
+    return Values(name, tuple(column.known) if isinstance(column, Category) else ("yes", "no"))
+
+
+def _missing(schema: Schema, name: str, x: NDArray[Any]) -> NDArray[np.bool_]:
+    none = np.zeros(len(x), bool)
+    if name == schema.target.column or schema.encoded[name].missing is None:
+        return none
+    return np.asarray(x[:, schema.features.index(f"{name} is missing")] > 0)
+
+
+def _numbers(schema: Schema, name: str, dataset: Dataset) -> tuple[Array, NDArray[np.bool_]]:
+    """Return a column in the unit of the table, and where it is missing."""
+    if name == schema.target.column:
+        (centre, scale), values = schema.target.affine, dataset.y
+    else:
+        column = schema.encoded[name]
+        assert isinstance(column, Number)  # noqa: S101
+        (centre, scale), values = column.affine, dataset.x[:, schema.features.index(name)]
+    return centre + scale * values.astype(float), _missing(schema, name, dataset.x)
+
+
+def codes(schema: Schema, name: str, dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the number of each row's value, and where it is missing."""
+    x, missing = dataset.x, _missing(schema, name, dataset.x)
+    if name == schema.target.column:
+        return dataset.y.astype(np.int64), missing
+    column = schema.encoded[name]
+    if isinstance(column, YesNo):
+        return (x[:, schema.features.index(name)] < 0).astype(np.int64), missing
+    assert isinstance(column, Category)  # noqa: S101
+    return x[:, [schema.features.index(f"{name} = {one}") for one in column.known]].argmax(1), missing
+
+
+def values_of(schema: Schema, name: str) -> tuple[str, ...]:
+    """Return the values of a column; refuse a column of numbers."""
+    column = None if name not in schema.encoded else _column(schema, name, 2)
+    if not isinstance(column, Values):
+        raise Refused(f"evaluation.subgroups: {name!r}", "name columns of the schema: a category, or yes/no")
+    return column.values
 
 
 def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return column, statistic and value with its interval."""
     said = []
     for name, one in found["columns"].items():
-        known = one.get("estimates") or [share | {"metric": share["group"]} for share in one["shares"]]
-        said += [(name, each["metric"], _shown(each)) for each in known]
-        said.append((name, "missing", _shown(one["missing"])))
+        for each in one.get("estimates") or [share | {"metric": share["group"]} for share in one["shares"]]:
+            what = each["metric"] if each["group"] == name or "shares" in one else f"{each['metric']}, {each['group']}"
+            said.append((name, what, _shown(each)))
+        if "missing" in one:
+            said.append((name, "missing", _shown(one["missing"])))
     return said
 
 
@@ -108,8 +172,4 @@ def _shown(one: dict[str, Any]) -> str:
 
 def statement(found: dict[str, Any]) -> list[str]:
     """Say what the description spent."""
-    would = "without a seed it would be " if found["simulation"] else ""
-    lines = [f"{would}ε = {up(found['epsilon'])}, δ = {up(found['delta'])} for each record ({found['relation']})"]
-    if found["honest"] is not None:
-        lines.append(f"only if {found['honest']} of {len(found['records'])} sites are honest, the site itself included")
-    return [*lines, "training on these records comes on top: the budget book adds both up"]
+    return [*sums.spent(found, "each "), "training on these records comes on top: the budget book adds both up"]

@@ -1,8 +1,8 @@
-"""Private evaluation: a finished model on records that no site trained on, from one noised histogram.
+"""Private evaluation: a finished model on persons or records that no site trained on, from one noised histogram.
 
-The evaluated model is a function of releases that are counted. Held-out records are never among those that this run
-trained on. The release is charged to the held-out records and, where a person may have records on both sides, to the
-records that were trained on as well: the two budgets then add up for that person.
+The evaluated model is a function of releases that are counted. If a person is trained on or held out at all sites, a
+person's budget is the larger one of training and evaluation. Otherwise the two add up: if the unit is a record, for a
+person may have records on both sides, and if a person may be at several sites.
 """
 
 from __future__ import annotations
@@ -16,62 +16,71 @@ import numpy as np
 from privsgp.accounting.book import Book
 from privsgp.accounting.shown import up
 from privsgp.accounting.statements import statements
-from privsgp.data.schema import Category, Target, YesNo
+from privsgp.data.schema import Number
 from privsgp.engine.folder import Folder
 from privsgp.engine.formats import Evaluated
 from privsgp.errors import Refused
 from privsgp.files import read_json, write_json
-from privsgp.runs import booked
+from privsgp.runs import booked, description, sums
 from privsgp.runs import config as configs
 from privsgp.runs.problem import unencoded
-from privsgp.runs.released import next_folder, planned, total
 from privsgp.runs.resolve import pooled
 from privsgp.runs.result import load
 from privsgp.statistics.estimates import NONE, Confusion, Groups, Residuals, Scores
-from privsgp.statistics.release import added
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
+    from privsgp.accounting.book import Records
+    from privsgp.data.dataset import Dataset
     from privsgp.runs.config import Config
     from privsgp.runs.problem import Problem
     from privsgp.runs.result import Result
-    from privsgp.statistics.release import Array
+    from privsgp.runs.sums import Array, Total
+
+    Say = Callable[[str], None]
+    Layout = Scores | Confusion | Residuals
 
 NAME = "evaluation.json"
-WHY_ADDED = "the unit is one record: this is the sum for a person with training and test records"
+BY_RECORD = "the unit is one record: this is the sum for a person with training and test records"
+BY_SITE = "a person may be trained on at one site and held out at another: this is the sum"
 
 
-def of_run(run: Path, config: Config, data_dir: Path | None = None) -> dict[str, Any]:
-    """Evaluate a run on the records that its configuration holds out."""
-    share, started = config.evaluation.share, configs.started(Folder(run).config)
-    if share is None:
+def of_run(run: Path, config: Config, data_dir: Path | None = None, say: Say = print) -> dict[str, Any]:
+    """Evaluate a run on the persons or records that its configuration holds out."""
+    asked, started = config.evaluation, configs.started(Folder(run).config)
+    if asked.share is None:
         raise Refused(
             "no evaluation.share",
             'name files that no site trained on: privsgp evaluate RUN "test-{site}.csv" --private',
         )
-    same = (config.seed, share, config.data) == (started.seed, started.evaluation.share, started.data)
-    if not same:
+    before = started.evaluation
+    if (config.seed, asked.share, asked.key, config.data) != (started.seed, before.share, before.key, started.data):
         raise Refused(f"{run} was trained with another [data], seed or evaluation.share", "name the run's own run.toml")
-    config, problem = pooled(config, unencoded(config, data_dir, range(config.data.nodes)))
-    return _evaluated(run, config, problem.side(share, held_out=True), problem)
+    problem = unencoded(config, data_dir, range(config.data.nodes))
+    (settled, held), (_, trained) = (pooled(config, problem.side(asked, held_out=which)) for which in (True, False))
+    refuse_other_side(config, Folder(run).run or "", _records(held))
+    return _evaluated(run, settled, held, trained, say)
 
 
-def on_files(run: Path, template: str, changes: Sequence[str]) -> dict[str, Any]:
+def on_files(run: Path, template: str, changes: Sequence[str], say: Say = print) -> dict[str, Any]:
     """Evaluate a run on files of the sites that no site trained on, "test-{site}.csv"."""
     started = configs.started(Folder(run).config)
+    if started.evaluation.share is not None:
+        raise Refused(f"{run} holds out a share of its own data", "evaluate it on these: name its run.toml")
     config = started.with_section("data", path=str(Path(template).resolve()), test_path=None, sizes=None)
-    values = config.model_dump()
-    values["evaluation"]["share"] = None
-    config = configs.parse(values, changes, Path())
+    config = configs.parse(config.model_dump(), changes, Path())
     config, problem = pooled(config, unencoded(config, None, range(config.data.nodes)))
-    return _evaluated(run, config, problem, problem)
+    refuse_trained(config, Folder(run).run or "", _records(problem), say)
+    return _evaluated(run, config, problem, None, say)
 
 
-def _evaluated(run: Path, config: Config, held: Problem, whole: Problem) -> dict[str, Any]:
-    result, asked, folder = load(run), config.evaluation, Folder(run)
+def _records(problem: Problem) -> list[Records]:
+    return booked.records_of(problem.hashes, problem.dataset, problem.parts)
+
+
+def _evaluated(run: Path, config: Config, held: Problem, trained: Problem | None, say: Say) -> dict[str, Any]:
+    result, folder = load(run), Folder(run)
     if (config.privacy.relation, config.seed is None) != (result.summary["relation"], not result.summary["simulation"]):
         raise Refused(f"{run} was trained under another privacy.relation, or seed", "evaluate it under the same ones")
     if not folder.model.exists() or not (config.private or config.seed is not None):
@@ -84,100 +93,131 @@ def _evaluated(run: Path, config: Config, held: Problem, whole: Problem) -> dict
             f"a site of {run} trained without a finite ε: its counts would reveal training records",
             "evaluate a run in which every site has noise",
         )
-    _refuse_trained(folder, config, held)
-    layout, rows = _vectors(result, config, held)
-    release = planned(config, layout.vectors, held.samples, asked.epsilon, asked.delta)
-    sums = [added(release.vectors, rows[part]) for part in held.parts]
-    records = booked.records_of(whole.hashes, whole.dataset, whole.parts)
-    place = next_folder(run, "evaluation")
-    cells = total(release, sums, config, asked.epsilon, place, "evaluate", records)
-    persons = sum(held.samples)
-    found = {
-        "version": 1, "simulation": config.seed is not None, "epsilon": max(release.epsilon), "delta": asked.delta,
-        "relation": release.relation, "held_out": held.samples, "noise": release.noise.name,
-        "honest": config.honest if release.noise.shared else None, "sigma": release.sigma,
-        "model": hashlib.sha256(folder.model.read_bytes()).hexdigest(), "added": WHY_ADDED,
-        "trained": _trained(result), "metrics": [e.to_json() for e in layout.estimates(cells, persons, release.sigma)],
-        "calibration": layout.calibration(cells, persons, release.sigma) if isinstance(layout, Scores) else [],
+    model = folder.model
+    config = study(config, held.samples, result, model, folder.run)
+    place = sums.next_folder(run, "evaluation")
+    also = [] if trained is None or why_added(config) is None else [(booked.TRAINED, True, _records(trained))]
+    total = sums.released(config, held, rows(config, result, held.dataset), place, also, say)
+    return written(config, result, model, total, place)
+
+
+def why_added(config: Config) -> str | None:
+    """Say why a person pays for training and for the evaluation; None where it is one of them."""
+    if config.data.person is None:
+        return BY_RECORD
+    return BY_SITE if config.privacy.sites_per_person > 1 else None
+
+
+def study(config: Config, sizes: Sequence[int], result: Result, model: Path, run: str | None) -> Config:
+    """Return the configuration of an evaluation on so many persons or records of each site."""
+    asked = config.evaluation
+    config = config.with_section("sum", kind="evaluation", run=run, model=digest(model))
+    return sums.study(config, sizes, layout(config, result).norm, asked.epsilon, asked.delta)
+
+
+def digest(model: Path) -> str:
+    """Return the SHA-256 of a model's file."""
+    return hashlib.sha256(model.read_bytes()).hexdigest()
+
+
+def refuse_other_side(config: Config, run: str, held: Sequence[Records]) -> None:
+    """Refuse persons or records that are not those which the run has held out: they may have been trained on."""
+    if config.seed is not None:
+        return
+    book = Book()
+    known = book.sets_of({booked.held_out(run)})
+    for node, own in enumerate(held):
+        if not any(np.array_equal(book.keyed(own.hashes), one) for one in known.get(node, [])):
+            raise Refused(
+                f"node {node} holds out other records now than it did in training, or the budget book does not know",
+                "put its file back as it was, and evaluate where it was trained",
+            )
+
+
+def refuse_trained(config: Config, run: str, held: Sequence[Records], say: Say) -> None:
+    """Refuse persons that the run trained on at any node here; report records that are equal to trained ones.
+
+    Records can be equal by chance. So their budgets add up, and equal ones are only reported.
+    """
+    if config.seed is not None:
+        return
+    book = Book()
+    sets = [one for sets in book.sets_of({run}).values() for one in sets]
+    if not sets:
+        raise Refused("the budget book does not know this run", "evaluate where it was trained: only that book knows")
+    before = np.concatenate(sets)
+    for own in held:
+        mine, of_persons = book.keyed(own.hashes), config.data.person is not None
+        if any(np.array_equal(mine, one) for one in sets):
+            raise Refused("a test file has the records that a site trained on", "take records that no site trained on")
+        shared = np.isin(mine[:, -1], before[:, -1]) if of_persons else np.isin(mine, before).any(1)
+        if of_persons and shared.any():
+            count = len(np.unique(mine[shared, -1]))
+            raise Refused(f"{count:,} of the persons were trained on", "take persons that no site trained on")
+        if shared.any():
+            say(f"{shared.sum():,} of {len(mine):,} test records equal a trained one: take none that was trained on")
+
+
+def layout(config: Config, result: Result) -> Layout:
+    """Return what the cells mean, from public values alone."""
+    asked, card, schema = config.evaluation, result.card, config.data.schema
+    if card["loss"] not in ("cross-entropy", "binary", "mse") or card["target_shape"]:
+        raise Refused("a model whose outputs are no classes and no single number", "evaluate it on public data")
+    if card["loss"] == "mse":
+        if schema is None or asked.subgroups:
+            raise Refused(
+                "private evaluation of numbers without a schema, or by subgroups", "give the target a public range"
+            )
+        low, high = schema.target.limits
+        clip = (high - low) / 4 if asked.residual is None else asked.residual
+        if not 0 < clip <= high - low:
+            raise Refused(f"evaluation.residual = {clip:g}", f"take at most the target's range, {high - low:g}")
+        return Residuals(clip, (low + high) / 2, (high - low) / 2)
+    columns = [] if schema is None else [description.values_of(schema, name) for name in asked.subgroups]
+    if len(columns) < len(asked.subgroups):
+        raise Refused(f"evaluation.subgroups: {asked.subgroups[0]!r}", "subgroups are columns of data.schema")
+    groups = Groups(tuple(asked.subgroups), tuple(columns)) if columns else NONE
+    if card["classes"] != 2:
+        return Confusion(card["classes"], groups)
+    threshold = 0.5 if result.calibration.threshold is None else result.calibration.threshold
+    repeated = schema is not None and not any(isinstance(one, Number) for one in schema.encoded.values())
+    return Scores.of(asked.bins, threshold, groups, repeated=repeated)
+
+
+def rows(config: Config, result: Result, dataset: Dataset) -> Array:
+    """Return the vector of each row."""
+    made, x, schema = layout(config, result), dataset.x, config.data.schema
+    if isinstance(made, Residuals):
+        centre, scale = (0.0, 1.0) if schema is None else schema.unit
+        said = np.asarray(result.predict(x), float).reshape(-1)
+        return made.rows(said, centre + scale * dataset.y.astype(float).reshape(-1))
+    number, p, y = np.zeros(len(x), np.int64), np.nan_to_num(result.predict_proba(x)), dataset.y.astype(np.int64)
+    for name, values in zip(made.groups.names, made.groups.values, strict=True):
+        assert schema is not None  # noqa: S101
+        number = number * len(values) + description.codes(schema, name, dataset)[0]
+    if isinstance(made, Confusion):
+        return made.rows(result.calibration.classes(p), y, number)
+    return made.rows(p[:, 1], y, number)
+
+
+def written(config: Config, result: Result, model: Path, total: Total, place: Path) -> dict[str, Any]:
+    """Write the metrics of a noised histogram."""
+    made, sigma = layout(config, result), total.sigma
+    found = total.facts | {
+        "model": digest(model), "held_out": total.samples, "added": why_added(config), "trained": _trained(result),
+        "metrics": [e.to_json() for e in made.estimates(total.cells, total.count, sigma)],
+        "curves": made.curves(total.cells, total.count, sigma) if isinstance(made, Scores) else {},
     }  # fmt: skip
     write_json(place / NAME, found)
     return found | {"folder": str(place)}
 
 
 def _trained(result: Result) -> dict[str, Any]:
-    """Return what training has spent, of the site that has spent most."""
-    spent = [e for e in result.summary.get("epsilon_spent") or [] if e is not None]
-    return {"epsilon": max(spent, default=None), "delta": max(result.summary["delta"], default=None)}
-
-
-def _refuse_trained(folder: Folder, config: Config, held: Problem) -> None:
-    """Refuse records that the run trained on, one by one: no metric on them is held out, and both budgets add up."""
-    known = booked.records_of(held.hashes, held.dataset, [np.concatenate(held.parts)])[0]
-    book = Book()
-    if config.seed is None and not any(entry.run == folder.run for entry in book.entries()):
-        raise Refused(
-            f"the budget book does not know the run in {folder.path}",
-            "evaluate where it was trained: only that book knows which records it trained on",
-        )
-    for entry, shared in book.overlapping(known.hashes):
-        if entry.run == folder.run:
-            raise Refused(
-                f"{shared:,} of the {len(known.hashes):,} records were trained on in {folder.path}",
-                "take test records that no site trained on, also none with equal values",
-            )
-
-
-def _vectors(result: Result, config: Config, held: Problem) -> tuple[Scores | Confusion | Residuals, Array]:
-    """Return what the cells mean, and each record's vector."""
-    x, asked, card = held.dataset.x, config.evaluation, result.card
-    if card["loss"] not in ("cross-entropy", "binary", "mse") or held.dataset.y.ndim > 1:
-        raise Refused("a model whose outputs are no classes and no single number", "evaluate it on public data")
-    if card["loss"] == "mse":
-        return _residuals(result, config, held)
-    y = held.dataset.y.astype(np.int64)
-    groups, group = _grouped(config, x)
-    p = result.predict_proba(x)
-    if card["classes"] != 2:
-        confusion = Confusion(card["classes"], groups)
-        return confusion, confusion.rows(result.calibration.classes(np.nan_to_num(p)), y, group)
-    threshold = 0.5 if result.calibration.threshold is None else result.calibration.threshold
-    scores = Scores.of(asked.bins, threshold, groups)
-    return scores, scores.rows(p[:, 1], y, group)
-
-
-def _residuals(result: Result, config: Config, held: Problem) -> tuple[Residuals, Array]:
-    schema = config.data.schema
-    if schema is None or not isinstance(schema.target, Target) or config.evaluation.subgroups:
-        raise Refused(
-            "private evaluation of numbers without a schema, or by subgroups", "give the target a public range there"
-        )
-    low, high = schema.target.limits
-    clip = config.evaluation.residual or (high - low) / 4
-    layout = Residuals(clip, (low + high) / 2, (high - low) / 2)
-    centre, scale = schema.unit
-    said = np.asarray(result.predict(held.dataset.x), float).reshape(-1)
-    return layout, layout.rows(said, centre + scale * held.dataset.y.astype(float).reshape(-1))
-
-
-def _grouped(config: Config, x: NDArray[Any]) -> tuple[Groups, NDArray[np.int64]]:
-    """Return the public subgroups, and each record's number among them."""
-    names, schema = config.evaluation.subgroups, config.data.schema
-    number = np.zeros(len(x), np.int64)
-    if not names:
-        return NONE, number
-    values: list[tuple[str, ...]] = []
-    for name in names:
-        column = None if schema is None else schema.encoded.get(name)
-        if schema is None or not isinstance(column, Category | YesNo):
-            raise Refused(f"evaluation.subgroups: {name!r}", "name columns of the schema: a category, or yes/no")
-        known = column.known if isinstance(column, Category) else ["yes", "no"]
-        if isinstance(column, Category):
-            own = x[:, [schema.features.index(f"{name} = {value}") for value in known]].argmax(1)
-        else:
-            own = (x[:, schema.features.index(name)] < 0).astype(np.int64)
-        number = number * len(known) + own
-        values.append(tuple(known))
-    return Groups(tuple(names), tuple(values)), number
+    """Return what training has spent, of the site that has spent most, and how many sites had to be honest."""
+    summary = result.summary
+    spent, shared = [e for e in summary.get("epsilon_spent") or [] if e is not None], summary.get("pairwise")
+    honest = None if shared is None else shared["honest"]
+    return {"epsilon": max(spent, default=None), "delta": max(summary.get("delta") or [0.0]), "honest": honest}
 
 
 def of_folder(run: Path) -> list[dict[str, Any]]:
@@ -204,15 +244,17 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 def statement(found: dict[str, Any]) -> list[str]:
     """Say what the evaluation spent, on whom, and against which adversary."""
-    trained, n = found["trained"], len(found["held_out"])
-    would = "without a seed it would be " if found["simulation"] else ""
-    lines = [
-        f"{sum(found['held_out']):,} held-out records of {n} sites; {found['noise']} noise, one release of each site",
-        f"{would}ε = {up(found['epsilon'])}, δ = {up(found['delta'])} for each held-out record ({found['relation']})",
-    ]
-    if found["honest"] is not None:
-        lines.append(f"only if {found['honest']} of {n} sites are honest, the site itself included")
-    if trained["epsilon"] is not None:
+    trained, n, unit = found["trained"], len(found["held_out"]), found["unit"]
+    lines = [f"{sum(found['held_out']):,} held-out {unit}s of {n} sites; {found['noise']} noise, one release of each"]
+    lines += sums.spent(found, "each held-out ")
+    if trained["epsilon"] is None:
+        return lines
+    if found["added"] is None:
+        most = up(max(found["epsilon"], trained["epsilon"])), up(max(found["delta"], trained["delta"]))
+        lines.append(f"nobody pays for both: a person's budget in all is ε = {most[0]}, δ = {most[1]} at most")
+    else:
         both = up(found["epsilon"] + trained["epsilon"]), up(found["delta"] + trained["delta"])
         lines.append(f"together with training ε = {both[0]}, δ = {both[1]}: {found['added']}")
+    if trained["honest"] is not None and found["honest"] is None:
+        lines.append(f"training's part holds only if {trained['honest']} of {n} sites are honest")
     return lines

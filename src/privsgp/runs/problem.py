@@ -24,6 +24,7 @@ from privsgp.features.maps import encoded, make_encoder
 from privsgp.gradients import Layout
 from privsgp.metrics import Measure
 from privsgp.outside import From1
+from privsgp.runs import booked
 from privsgp.runs.budgets import per_node
 from privsgp.seeds import public_seed
 from privsgp.transport.rendezvous import World, blocks, greet
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from privsgp.data.fields import Fields
+    from privsgp.accounting.book import Records
     from privsgp.data.hashes import Hashes
-    from privsgp.runs.config import Config
+    from privsgp.runs.config import Config, EvaluationSection
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,8 @@ class Problem:
     loss_name: str | None = None  # None: a loss of the user's own
     class_weights: tuple[float, ...] | None = None  # of that loss
     raw_shape: tuple[int, ...] | None = None  # of a sample before the encoder
-    fields: Fields | None = None  # of a sample that is several inputs
     known: Hashes | None = None  # of samples before the encoder
+    aside: Sequence[Records] = ()  # of each node, what is held out of training
     told: Sequence[str] = ()  # what happened to single values of records here: for those who hold them alone
 
     @property
@@ -80,7 +81,7 @@ class Problem:
             return self
         block = blocks(len(self.parts), world.size)[world.rank]
         own = self.with_rows([self.parts[i] for i in block])
-        return dataclasses.replace(own, block=block, sizes=self.samples)
+        return dataclasses.replace(own, block=block, sizes=self.samples, aside=self.aside[block.start : block.stop])
 
     def with_rows(self, chosen: Sequence[NDArray[np.int64]]) -> Problem:
         """Keep these rows alone, one array of them for each node."""
@@ -89,28 +90,13 @@ class Problem:
         known = None if self.known is None else self.known[rows]
         return dataclasses.replace(self, dataset=self.dataset.taken(rows), parts=parts, known=known)
 
-    def side(self, share: float | None, *, held_out: bool) -> Problem:
-        """Keep the records that training sees, or those that are held out of it.
-
-        Guarantee: a record's side depends on its own inputs and on `share` alone. Equal inputs are on one side, at
-        every node and in every run. A record that is held out stays so if `share` grows.
-        """
-        if share is None:
+    def side(self, asked: EvaluationSection, *, held_out: bool) -> Problem:
+        """Keep the samples that training sees, or those that are held out of it."""
+        if asked.share is None:
             return self
-        if self.dataset.persons is not None:  # whose rows would be on both sides
-            raise Refused(
-                f"evaluation.share = {share:g} for persons with several rows", "leave it out: it is for records"
-            )
-        keyed = (hashlib.blake2b(one.tobytes(), digest_size=8, person=b"held out").digest() for one in self.hashes)
-        out = np.frombuffer(b"".join(keyed), "<u8") < share * 2.0**64
-        chosen = [rows[out[rows] == held_out] for rows in self.parts]
-        if empty := [i for i, rows in enumerate(chosen) if not len(rows)]:
-            raise Refused(
-                f"evaluation.share = {share:g}: node {empty[0]} has no record "
-                + ("that is held out" if held_out else "left to train on"),
-                "take another share, or leave it out",
-            )
-        return dataclasses.replace(self, known=self.hashes).with_rows(chosen)
+        sides = [[side(self.dataset, rows, asked, held_out=which) for rows in self.parts] for which in (False, True)]
+        aside = () if held_out else booked.records_of(self.hashes, self.dataset, sides[True])
+        return dataclasses.replace(self, known=self.hashes, aside=aside).with_rows(sides[held_out])
 
     @functools.cached_property
     def hashes(self) -> Hashes:
@@ -129,6 +115,31 @@ class Problem:
         return dataclasses.replace(self, dataset=dataset, raw_shape=self.sample_shape)
 
 
+def side(
+    dataset: data.Dataset, rows: NDArray[np.int64], asked: EvaluationSection, *, held_out: bool
+) -> NDArray[np.int64]:
+    """Return which of a node's rows training sees, or which are held out of it.
+
+    Guarantee: a person's side depends on the identifier and on `asked` alone, at every node and in every run. Without
+    persons a row's side depends on its place at the node, so the sizes of both sides tell nothing but J. Who is held
+    out stays so if the share grows.
+    """
+    first = dataset.first_rows(rows)
+    whose = np.arange(len(rows))[first, None].astype("<u8")
+    if dataset.persons is not None:
+        whose = dataset.persons.hashes[rows][first].astype("<u8")
+    key = hashlib.sha256(f"privsgp/held out/{asked.key}".encode()).digest()
+    keyed = b"".join(hashlib.blake2b(one.tobytes(), digest_size=8, key=key).digest() for one in whose)
+    out = np.frombuffer(keyed, "<u8") < (asked.share or 0.0) * 2.0**64
+    chosen: NDArray[np.int64] = rows[out[np.cumsum(first) - 1] == held_out]
+    if not len(chosen):
+        raise Refused(
+            f"evaluation.share = {asked.share}: a node has nobody {'held out' if held_out else 'left to train on'}",
+            "take another share, or leave it out",
+        )
+    return chosen
+
+
 def load_problem(config: Config, data_dir: Path | None = None, world: World | None = None) -> Problem:
     """Read the data a configuration names and build its model at x⁰.
 
@@ -136,12 +147,14 @@ def load_problem(config: Config, data_dir: Path | None = None, world: World | No
     before that, all of them must have the same shared configuration.
     """
     world = world or World()
+    if config.sum.kind is not None:
+        raise Refused(f"sum.kind = {config.sum.kind!r} for a model", "leave [sum] out: it is not for training")
     refuse_other_configurations(config, world)
     block = blocks(config.data.nodes, world.size)[world.rank]
     problem = world.all_or_none(
         lambda: (
             unencoded(config, data_dir, block)
-            .side(config.evaluation.share, held_out=False)
+            .side(config.evaluation, held_out=False)
             .local_shard(world)
             .encoded(chosen_device(config.engine.device))
         )
@@ -165,7 +178,8 @@ def unencoded(config: Config, data_dir: Path | None, block: range) -> Problem:
             d.path, block, task=task, classes=d.classes, form=d.form, base=config.base, names=d.sites, tell=told.append,
             look=lambda one: None if d.test_path else refuse_own_records(config, f"{one.name}, {how}", one, None),
         )  # fmt: skip
-        _refuse_other_sizes(config, [dataset.samples(rows) for rows in parts], block)
+        kept = [_counted_side(config, dataset, rows) for rows in parts]
+        _refuse_other_sizes(config, [dataset.samples(rows) for rows in kept], block)
     else:
         if d.schema is not None and not is_table(d.name):
             raise Refused(
@@ -181,6 +195,13 @@ def unencoded(config: Config, data_dir: Path | None, block: range) -> Problem:
     apart = len(parts) < d.nodes
     problem = assembled(config, dataset, parts, block if apart else None)
     return dataclasses.replace(problem, told=told)
+
+
+def _counted_side(config: Config, dataset: data.Dataset, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the rows that `data.sizes` counts: those that the run uses."""
+    if config.evaluation.share is None:
+        return rows
+    return side(dataset, rows, config.evaluation, held_out=config.sum.kind is not None)
 
 
 def _refuse_other_sizes(config: Config, found: Sequence[int], block: range) -> None:
@@ -229,6 +250,9 @@ def assembled(
 ) -> Problem:
     """Put data and the model at x⁰ together."""
     refuse_counted(config, dataset)
+    if config.sum.kind is not None:
+        model, _ = first_model(config, dataset.x.shape[1:], ())
+        return Problem(dataset, parts, model, lambda outputs, _y: -outputs.squeeze(-1), None, block, sizes)
     model, encoder = first_model(config, dataset.x.shape[1:], dataset.y.shape[1:], dataset.classes)
     name = config.model.loss
     schema = config.data.schema
@@ -239,9 +263,14 @@ def assembled(
 
 
 def first_model(
-    config: Config, sample: tuple[int, ...], target: tuple[int, ...], classes: int | None, device: str = "cpu"
+    config: Config, sample: tuple[int, ...], target: tuple[int, ...], classes: int | None = None, device: str = "cpu"
 ) -> tuple[nn.Module, nn.Module | None]:
-    """Return the model at x⁰ for samples and targets of these shapes, and the map that samples go through first."""
+    """Return the model at x⁰ for samples and targets of these shapes, and the map that samples go through first.
+
+    Of a noised sum it is zero, and its gradient is a sample's vector.
+    """
+    if config.sum.kind is not None:
+        return models.mean(sample[0], device), None
     encoder, shape = make_encoder(config.features.name, config.features.options, sample)
     made = models.make(
         config.model.name,

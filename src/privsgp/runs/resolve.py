@@ -11,6 +11,7 @@ import numpy as np
 from privsgp import graph
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused
+from privsgp.runs import booked
 from privsgp.runs.budgets import per_node, with_scale
 from privsgp.seeds import public_seed
 
@@ -63,7 +64,9 @@ def pooled(config: Config, problem: Problem) -> tuple[Config, Problem]:
     values["clock"] |= {"stragglers": 0.0, "slowdown": 1.0}  # slow nodes have handed their data over
     values["privacy"] |= strictest
     values["algorithm"] |= {"batch": n * config.algorithm.batch}
-    return config.with_values(values), dataclasses.replace(problem, parts=[np.concatenate(problem.parts)])
+    return config.with_values(values), dataclasses.replace(
+        problem, parts=[np.concatenate(problem.parts)], aside=booked.pooled(problem.aside)
+    )
 
 
 def make_graph(config: Config) -> graph.Graph:

@@ -34,28 +34,16 @@ from privsgp.files import read_json, write_json
 from privsgp.gradients import Layout
 from privsgp.runs import card as cards
 from privsgp.runs import charts, views
-from privsgp.runs.rows import (
-    checked,
-    encoded_rows,
-    fields_of,
-    labelled_rows,
-    labels,
-    refuse_records,
-    times_of,
-    unit_of,
-)
+from privsgp.runs.rows import checked, encoded_rows, labelled_rows, labels, refuse_records, times_of, unit_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
     from privsgp.engine.folder import Folder
-    from privsgp.metrics import Metric
     from privsgp.runs.views import RunView
 
-    Samples = Any  # arrays, one or several, tensors, a data frame, a torch Dataset, or the path of a file
+    Samples = Any  # arrays, tensors, a data frame, a torch Dataset, or the path of a file
 
 _CHUNK = 256
 CALIBRATION = "calibration.json"
@@ -171,7 +159,7 @@ class Result:
     ) -> None:
         """Fit probabilities, or choose a threshold, on public data; calibration.json of the run's folder keeps them.
 
-        Two classes get a shift and a slope (Platt), more of them a slope (temperature).
+        The probabilities of two classes get a shift and a slope (Platt).
 
         Args:
             data: Public samples with targets, as for `evaluate`.
@@ -182,28 +170,24 @@ class Result:
             Refused: If the samples are records of a private run that the budget book knows, or cannot be fitted.
 
         """
-        if self.card["loss"] not in ("cross-entropy", "binary"):
-            raise Refused("calibration of a model without classes", "take a model of classes")
+        if self.card["classes"] != 2:
+            raise Refused(
+                f"calibration of a model of {self.card['classes'] or 'no'} classes", "take one of two classes"
+            )
         x, given = self._measured(data, every=True)
         outputs, y = self.outputs(x).double().numpy(), labels(given, self.card)
         made = dataclasses.replace(self.calibration, threshold=None)
         if fit:
             made = dataclasses.replace(made, slope=1.0, shift=0.0)
             p = made.probabilities(outputs, self.card["loss"])
-            shift, slope = 0.0, measures.temperature(p, y) if p.shape[1] > 2 else None
-            if p.shape[1] == 2 and (best := measures.platt(p[:, 1], y)) is not None:
-                shift, slope = best
-            if slope is None:
-                raise Refused("these samples have no finite calibration", "take more public samples, of all classes")
-            made = dataclasses.replace(made, slope=slope, shift=shift)
+            if (best := measures.platt(p[:, 1], y)) is None:
+                raise Refused("these samples have no finite calibration", "take more public samples, of both classes")
+            made = dataclasses.replace(made, shift=best[0], slope=best[1])
         if threshold_for:
             aim, _, least = threshold_for.partition("=")
             share = as_number(least)
-            classes = self.card["classes"]
-            if aim not in ("sensitivity", "specificity") or share is None or not 0 < share <= 1 or classes != 2:
-                raise Refused(
-                    f"threshold for {threshold_for!r}, {classes} classes", "take sensitivity=0.9, of two classes"
-                )
+            if aim not in ("sensitivity", "specificity") or share is None or not 0 < share <= 1:
+                raise Refused(f"threshold for {threshold_for!r}", "take sensitivity=0.9 or specificity=0.9")
             if not (y == (aim == "sensitivity")).any():
                 raise Refused(f"no sample decides the {aim}", "take public samples of both classes")
             p = made.probabilities(outputs, self.card["loss"])
@@ -214,15 +198,12 @@ class Result:
         )
         self.__dict__.pop("calibration", None)
 
-    def evaluate(
-        self, data: tuple[Samples, ArrayLike] | Samples, metrics: Mapping[str, Metric] | None = None
-    ) -> dict[str, Any]:
+    def evaluate(self, data: tuple[Samples, ArrayLike] | Samples) -> dict[str, Any]:
         """Return metrics on samples and their targets. It writes nothing.
 
         Args:
             data: `(x, y)`, a torch `Dataset` of such pairs, or the path of a file in the form of the run. Targets that
                 are numbers have the unit of `predict(x)`.
-            metrics: Your own metrics by name: functions of all outputs and targets.
 
         Returns:
             Metrics by their names in summary.json.
@@ -242,9 +223,8 @@ class Result:
         if self.card["loss"] == "mse":
             outputs = measures.in_unit(outputs, unit_of(self.card))
         measure = measures.Measure(
-            self.card["loss"], self.card["classes"], own=metrics or {}, calibration=self.calibration,
-            times=times_of(self.card),
-        )  # fmt: skip
+            self.card["loss"], self.card["classes"], calibration=self.calibration, times=times_of(self.card)
+        )
         return measure(outputs, targets)
 
     def _measured(self, data: Any, *, every: bool = False) -> tuple[Any, Any]:  # noqa: ANN401 - any
@@ -346,8 +326,7 @@ def _bare(card: dict[str, Any], model: nn.Module | None, path: Path) -> nn.Modul
                 f"what is frozen in {type(model).__name__} is not what it was in the run",
                 "give the module with the same frozen weights and buffers, and the same layers frozen",
             )
-        fields = fields_of(card)
-        return model if fields is None else fields.given_to(model)
+        return model
     if model is not None:
         raise Refused(f"model={type(model).__name__} for a run of model.name = {name!r}", "leave it out")
     there, options = cards.shapes(path), {key: value for key, value in card["model"].items() if key != "name"}
@@ -371,9 +350,8 @@ def _bare(card: dict[str, Any], model: nn.Module | None, path: Path) -> nn.Modul
 
 def _refuse_vast_map(card: dict[str, Any], path: Path) -> None:
     """Refuse a feature map that would make more of a sample than there is memory for."""
-    most = max((value for value in _options(card).values() if isinstance(value, int)), default=0)
-    if 8 * math.prod(card["input_shape"]) * most > devices.free_memory():
-        raise _damaged_model(path, f"has features of {most:,} kinds of a sample of {card['input_shape']}")
+    if card["features"]["name"] != "none" and 1024 * math.prod(card["input_shape"]) > devices.free_memory():
+        raise _damaged_model(path, f"has features of a sample of {card['input_shape']}")
 
 
 def _encoder(card: dict[str, Any], given: nn.Module | None) -> nn.Module | None:
@@ -391,7 +369,9 @@ def _encoder(card: dict[str, Any], given: nn.Module | None) -> nn.Module | None:
 
 
 def _options(card: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in card["features"].items() if key not in ("name", "views")}
+    """Return the keys of a card's features; of scattering one without `scales` is of an earlier version."""
+    older = {"scales": None} if card["features"]["name"] == "scattering" else {}
+    return older | {key: value for key, value in card["features"].items() if key not in ("name", "views")}
 
 
 def load_result(folder: Folder, model: nn.Module, encoder: nn.Module | None, card: dict[str, Any]) -> Result:

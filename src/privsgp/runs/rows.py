@@ -17,12 +17,11 @@ from privsgp.accounting.book import Book
 from privsgp.data import schema as schemas
 from privsgp.data import tables
 from privsgp.data.dataset import inputs, targets, tokens
-from privsgp.data.fields import Fields
 from privsgp.data.hashes import hashes
 from privsgp.data.images import ImageOptions, bare_images, is_image
 from privsgp.data.loading import Form, read_arrays
 from privsgp.data.same_records import in_common
-from privsgp.data.samples import are_fields, field_arrays, is_dataset, packed, pair, plain
+from privsgp.data.samples import is_dataset, pair, plain
 from privsgp.data.text import TextOptions
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
@@ -60,8 +59,6 @@ def labelled_rows(path: Path, card: dict[str, Any]) -> tuple[NDArray[np.float32]
 def _form(path: Path, card: dict[str, Any]) -> Form:
     """Return how a file is read; refuse what this model has no way to read, by the name of what it is."""
     form, table = form_of(card), tables.is_table(path.name)
-    if card.get("fields") is not None:
-        raise Refused(f"{path} for a model of several inputs", "call predict or evaluate from Python, with all inputs")
     if not path.exists():
         raise Refused(f"{path} does not exist", "name samples that are there, as the run had them")
     known = form.images is not None and (path.is_dir() or is_image(path))
@@ -128,8 +125,6 @@ def checked(x: ArrayLike, card: dict[str, Any]) -> NDArray[Any]:
     given: NDArray[Any]
     if tables.is_frame(x):
         given = tables.of_frame(x, schema_of(card), "x", labelled=False).x
-    elif (fields := fields_of(card)) is not None:
-        given = _packed(x, fields)
     elif (texts := form_of(card).text) is not None and _are_texts(x):
         given = texts.encoded(list(x))
     else:
@@ -147,25 +142,6 @@ def checked(x: ArrayLike, card: dict[str, Any]) -> NDArray[Any]:
 def _are_texts(x: object) -> TypeGuard[Collection[str]]:
     """Tell whether samples are texts as they are: a list, an array, a column."""
     return isinstance(x, Collection) and not isinstance(x, str | Mapping) and all(isinstance(text, str) for text in x)
-
-
-def fields_of(card: dict[str, Any]) -> Fields | None:
-    """Return what a sample of several inputs is made of."""
-    told = card.get("fields")
-    if told is None:
-        return None
-    names = None if told["names"] is None else tuple(told["names"])
-    return Fields(names, tuple(map(tuple, told["shapes"])), tuple(told["vocabulary"]))
-
-
-def _packed(x: Any, fields: Fields) -> NDArray[np.float32]:  # noqa: ANN401 - whatever was brought
-    """Lay several inputs side by side; refuse others than the model takes."""
-    given = plain(pair(x)[0] if is_dataset(x) else x, "x")
-    wanted = list(fields.names or range(len(fields.shapes)))
-    if not are_fields(given) or set(wanted) != set(given if isinstance(given, dict) else range(len(given))):
-        raise Refused(f"x has other inputs than the model, which takes {wanted}", "give a mapping, or a tuple, of all")
-    ordered = given if fields.names is None else {name: given[name] for name in fields.names}
-    return packed(fields, field_arrays(ordered), "x")
 
 
 def labels(y: ArrayLike, card: dict[str, Any]) -> NDArray[Any]:

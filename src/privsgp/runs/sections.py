@@ -54,8 +54,8 @@ class Features(configs.Features, ScatteringOptions):
 
     Example:
         >>> import privsgp
-        >>> privsgp.Features(name="scattering", scales=2).scales
-        2
+        >>> privsgp.Features(name="scattering", like="strokes", components=512).components
+        512
 
     """
 

@@ -117,7 +117,7 @@ def person(spec: RunSpec, outcome: Outcome, node: int) -> dict[str, Any]:
     if found is None:
         return {}
     releases = outcome.releases[node if len(outcome.releases) > 1 else 0]  # a site knows its own alone
-    curve = [] if p.after(node) else by_sites(found, releases, p.deltas[node], p.relation)
+    curve = by_sites(found, releases, p.deltas[node], p.relation)
     told = {"unit": found.unit, "sites": found.sites, "node": node}
     return {"person": told | {"curve": [[sites, finite(epsilon)] for sites, epsilon in curve]}}
 

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from privsgp import __version__, features
-from privsgp.accounting import ledger
 from privsgp.accounting import policy as policies
-from privsgp.accounting.book import Book
 from privsgp.algorithms import ALGORITHMS
 from privsgp.engine.folder import Folder, refuse_used, write_tensors
 from privsgp.engine.trainer import Outcome, Trainer
@@ -27,19 +25,17 @@ from privsgp.outside import Hash
 from privsgp.runs import booked, views
 from privsgp.runs import card as cards
 from privsgp.runs import config as configs
-from privsgp.runs.budgets import declared
 from privsgp.runs.build import build_run
-from privsgp.runs.problem import Problem, layout, weights_digest
+from privsgp.runs.problem import Problem, weights_digest
 from privsgp.runs.resolve import resolve
 from privsgp.runs.result import Result, load_result
 from privsgp.runs.summary import SEEN, seen, summary
 from privsgp.transport.rendezvous import World, blocks, refuse_differences, restarts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from privsgp.accounting.book import Records
-    from privsgp.accounting.ledger import Header, Segment
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Watcher
     from privsgp.runs.config import Config
@@ -53,7 +49,6 @@ def run(
     *,
     resume: bool = False,
     moved: bool = False,
-    ledgers: Path | None = None,
     watch: Watcher | None = None,
     plan: dict[str, Any] | None = None,
     world: World | None = None,
@@ -61,24 +56,48 @@ def run(
     """Train, and leave a complete run folder behind. On a finished run `resume` changes nothing.
 
     `moved` says that the run's folder was taken to another disk or machine, and that no copy of it goes on elsewhere.
-    `ledgers` is the ledger folder of an earlier run on the same data: its budget is what this run may go on spending.
     `plan` is kept as plan.json: what `planning.settle` chose for "auto", and why.
     `world` are the processes that torchrun started: this call then runs one process's share, and resumes by itself
     after a restart.
     """
-    world, ledgers = world or World(), None if ledgers is None else _ledger_folder(ledgers)
+    world = world or World()
     with world.leaving(), contextlib.ExitStack() as locks:
         folder, resolved = _resolve(config, problem, out, world, resume=resume)
         around = _circumstances(resolved, world)
         if _is_finished(folder, resolved.config, around, world, resume=resume):
             return load_result(folder, problem.model, problem.encoder, cards.card(resolved.config, problem))
-        earlier, records = _budgets(resolved, folder, ledgers, world)
-        spec = build_run(resolved, earlier, world)
+        records = _records(resolved, world)
+        spec = build_run(resolved, world)
         training = Trainer(spec, folder, watch, world)
         world.all_or_none(lambda: locks.enter_context(folder.locked()))
-        beside = _open(spec, resolved, folder, world, around, records, ledgers=ledgers, moved=moved, plan=plan)
+        also = [(booked.HELD_OUT, False, problem.aside)] if problem.aside else []
+        beside = _open(spec, resolved, folder, world, around, records, moved=moved, plan=plan, also=also)
         outcome = _train(training, folder)
         return _finish(spec, folder, outcome, world, beside, problem.encoder)
+
+
+def release(
+    config: Config, problem: Problem, out: Path, command: str, *,
+    also: Sequence[tuple[str, bool, Sequence[Records]]] = (), look: Callable[[RunSpec], None] = lambda _spec: None,
+) -> tuple[RunSpec, Outcome]:  # fmt: skip
+    """Release a noised sum: a run of one step, in one process; other records may be charged `also`.
+
+    `look` gets the run before anything is released or charged.
+
+    Guarantee: without a seed the release is in the budget book and in durable ledgers before any noise is drawn. If the
+    process dies, it counts as spent, and another call is another release.
+    """
+    world = World()
+    with contextlib.ExitStack() as locks:
+        folder, resolved = _resolve(config, problem, out, world, resume=False)
+        records = _records(resolved, world)
+        spec = build_run(resolved, world)
+        look(spec)
+        training = Trainer(spec, folder, None, world)
+        locks.enter_context(folder.locked())
+        around = _circumstances(resolved, world)
+        _open(spec, resolved, folder, world, around, records, command=command, also=also)
+        return spec, _train(training, folder)
 
 
 def _resolve(config: Config, problem: Problem, out: Path, world: World, *, resume: bool) -> tuple[Folder, Resolved]:
@@ -96,27 +115,22 @@ def _resolve(config: Config, problem: Problem, out: Path, world: World, *, resum
     return folder, resolved
 
 
-def _budgets(
-    resolved: Resolved, folder: Folder, ledgers: Path | None, world: World
-) -> tuple[list[list[Segment]], Sequence[Records | None]]:
-    """Return what earlier runs have spent of each node's budget, and the records of the nodes here."""
+def _records(resolved: Resolved, world: World) -> Sequence[Records | None]:
+    """Return the records of the nodes here; refuse a person at more of them than is counted."""
     config, problem = resolved.counted, resolved.problem
-    earlier = world.all_or_none(lambda: earlier_runs(folder, ledgers, config, problem.block, problem.samples))
     records: Sequence[Records | None] = [None] * len(problem.parts)  # which everybody can have
     if not config.data.published:
         records = booked.records_of(problem.hashes, problem.dataset, problem.parts)
-    if config.secret and ledgers is not None:
-        first = 0 if problem.block is None else problem.block.start
-        persons = problem.dataset.persons is not None
-        world.all_or_none(lambda: booked.refuse_moved(records, ledgers, earlier, first, persons=persons))
     if problem.dataset.persons is not None:
         world.all_or_none(lambda: booked.refuse_everywhere(records, config.privacy.sites_per_person))
-    return earlier, records
+    return records
 
 
 def _open(
     spec: RunSpec, resolved: Resolved, folder: Folder, world: World, around: dict[str, Any],
-    records: Sequence[Records | None], *, ledgers: Path | None, moved: bool, plan: dict[str, Any] | None,
+    records: Sequence[Records | None], *, moved: bool = False,
+    plan: dict[str, Any] | None = None, command: str = "train",
+    also: Sequence[tuple[str, bool, Sequence[Records]]] = (),
 ) -> list[int]:  # fmt: skip
     """Give the run its number, its folder and its entry in the budget book, before its first release.
 
@@ -129,7 +143,7 @@ def _open(
     beside = [rank for rank, place in enumerate(places) if place == places[world.rank]]
     if beside[0] == world.rank:
         folder.prepare()
-        folder.identify(versions(), ledgers, number, around)
+        folder.identify(versions(), number, around)
     world.all_gather(None, None)  # the folder is ready
 
     def enter() -> None:
@@ -138,9 +152,10 @@ def _open(
             raise Refused(what, "choose another one with {out}", out=None)
         if spec.algorithm.private:
             data = resolved.counted.data
-            made = booked.entries(spec, folder, "train", data.path or data.name)
+            made = booked.entries(spec, folder, command, data.path or data.name)
+            every = booked.with_others(made, records, also)
             policy = policies.read(policies.default_home() / "policy.toml")
-            booked.enter(made, records, resumed=folder.config.exists(), moved=moved, policy=policy)
+            booked.enter(*every, resumed=folder.config.exists(), moved=moved, policy=policy)
 
     world.all_or_none(enter)
     if beside[0] == world.rank:  # last: from now on there is a run to resume
@@ -166,69 +181,6 @@ def _circumstances(resolved: Resolved, world: World) -> dict[str, Any]:
         what = f"algorithm.name = {algorithm.name!r} with {world.size} processes"
         raise Refused(what, "run it in one process, without torchrun")
     return {"processes": world.size}
-
-
-def _ledger_folder(path: Path) -> Path:
-    """Return the folder of a run's ledgers: `path` is the run folder, or the ledger folder itself."""
-    return (Folder(path).ledgers or path / "ledger") if (path / "run.json").exists() else path
-
-
-def earlier_runs(
-    folder: Folder, ledgers: Path | None, config: Config, block: range | None, samples: Sequence[int]
-) -> list[list[Segment]]:
-    """Return what other runs have already spent of each node's budget, by the ledgers this run continues.
-
-    Guarantee: all that is added up is of one relation, and none of it is a simulation's where this run is private.
-    Assumes: every record is on the node in whose ledger its spending stands where `layout` is the same.
-    """
-    where, nodes = ledgers or folder.ledgers, config.data.nodes
-    if where is None:
-        return [[] for _ in range(nodes)]
-    if (where / f"node-{nodes}.jsonl").exists():
-        raise Refused(
-            f"{where} has the ledgers of more than {nodes} nodes",
-            "go on with the nodes it began with: what a record has spent is in its own node's ledger",
-        )
-    if not any(where.glob("node-*.jsonl")):
-        raise Refused("{ledger} holds no ledger", "name a run's folder, or its ledger folder", ledger=where)
-    here = range(nodes) if block is None else block
-    found = [_spent(where / f"node-{i}.jsonl", i, config) if i in here else [] for i in range(nodes)]
-    for segment in (segment for segments in found for segment in segments):
-        _refuse_other_terms(where, segment.header, config, samples)
-    return [[segment for segment in segments if segment.header.run != folder.run] for segments in found]
-
-
-def _spent(path: Path, node: int, config: Config) -> list[Segment]:
-    """Return the runs in a ledger that is to be continued; refuse one that was put back to an older state."""
-    header = ledger.first(path)
-    if header is None:
-        remedy = "restore it, or leave {ledger} out to begin anew"
-        raise Refused(f"{path} has not a single complete line", remedy, ledger=None)
-    return ledger.read(path, Book().seen(header.run).get(node, []) if config.seed is None else [])
-
-
-def _refuse_other_terms(where: Path, before: Header, config: Config, samples: Sequence[int]) -> None:
-    """Refuse a budget whose spending cannot be added to this run's, or is of records that lay on other nodes."""
-    m, honest, seeded = before.mechanism, config.honest if config.pairwise else 0, config.seed is not None
-    terms = {
-        "relation": (before.relation, config.privacy.relation),
-        "answer to whether it is a simulation": (before.simulation, seeded),
-        "number of messages that are seen as one sum": (m.get("aggregated", 1), declared(config).seen_together),
-        "number of honest nodes": (m.get("honest", 0), honest),
-        "number of rows of a person": (m.get("person_rows", 0), config.data.rows_per_person or 0),
-        "number of sites of a person": (m.get("person_sites", 1), config.privacy.sites_per_person),
-        "layout of records on nodes": (before.layout, layout(config)),
-    }
-    if not config.data.brought:
-        terms[f"number of samples at {config.site(before.node)}"] = m["samples"], samples[before.node]
-    for what, (then, now) in terms.items():
-        if then != now:
-            raise Refused(
-                f"{where} is of a run with another {what}: {then}, and here {now}",
-                "continue with the same [data], seed, relation and trust, or leave {ledger} out: what was spent under "
-                "other terms cannot be added up",
-                ledger=None,
-            )
 
 
 def versions() -> dict[str, str]:

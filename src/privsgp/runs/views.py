@@ -304,9 +304,9 @@ def _stated(s: Statement) -> Site:
 def metric_rows(found: Mapping[str, Any]) -> Rows:
     """Return label and value of each metric on test data, beside a guess that looks at no sample.
 
-    The user's own metrics are last, then the names of those that are no better than the guess.
+    Those that are no better than the guess are named last.
     """
-    base, own = found.get(metrics.BASELINE) or {}, found.get(metrics.OWN) or {}
+    base = found.get(metrics.BASELINE) or {}
     known = {**found, "accuracy": found.get("accuracy") or found.get("test_accuracy")}
     rows = []
     for name, label in LABELS.items():
@@ -316,7 +316,6 @@ def metric_rows(found: Mapping[str, Any]) -> Rows:
         again = name == "test_loss" and (known.get("log_loss") or known.get("rmse"))  # the same on another scale
         if known.get(name) is not None and not again:
             rows.append((label, metrics.shown(name, known[name]) + guessed))
-    rows += [(name, metrics.shown("", value)) for name, value in own.items()]
     return rows + [("note", line) for line in found.get(metrics.DULL) or ()]
 
 

@@ -277,7 +277,7 @@ def _spec(
 def _prepare(folder: Folder, agreement: Agreement) -> None:
     """Make the run's folder, or refuse one of another run."""
     folder.prepare()
-    folder.identify(versions(), None, agreement.run)
+    folder.identify(versions(), agreement.run)
     _refuse_other_run(folder, agreement)
     agreement.write(folder.path / "agreement.study")
     write(folder.config, agreement.config.toml())

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from privsgp.statistics.estimates import PLACE, Estimate, Z, estimate
-from privsgp.statistics.release import Vectors
+from privsgp.statistics.moments import Moments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from privsgp.statistics.release import Array
+    Array = NDArray[np.float64]
 
 _QUANTILES = (0.25, 0.5, 0.75)
 _WIDEST = 0.1  # half of an interval that says nothing: of a share, or of a column's public range
@@ -121,15 +121,15 @@ class Numbers:
         }  # fmt: skip
 
     def _quantile(self, q: float, shares: Array, there: float, persons: int, sigma: float) -> Estimate:
-        """Return a quantile; its interval holds all points where the distribution may reach q."""
+        """Return a quantile; its interval is of whole bins, for values need not spread evenly within one."""
         reached = np.clip(np.maximum.accumulate(np.cumsum(shares)), 0, 1)
         at = int(np.searchsorted(reached, q))
         cells = min(at + 1, self.bins - at)
         half = Z * math.sqrt(q * (1 - q) / there + cells * (sigma / there) ** 2)
         edges = np.append(self._left, self.high)
-        low, middle, high = (
-            float(np.interp(p, np.append(0.0, reached), edges)) for p in (max(q - half, 0.0), q, min(q + half, 1.0))
-        )
+        middle = float(np.interp(q, np.append(0.0, reached), edges))
+        low = float(edges[np.searchsorted(reached, max(q - half, 0.0))])
+        high = float(edges[min(int(np.searchsorted(reached, min(q + half, 1.0), side="right")) + 1, self.bins)])
         if high - low > 2 * _WIDEST * (self.high - self.low):
             return Estimate(f"quantile {q:g}", self.name, None, persons_needed=_needed(half, persons))
         return Estimate(f"quantile {q:g}", self.name, middle, low, high)
@@ -146,12 +146,12 @@ def _share(name: str, count: float, persons: int, sigma: float) -> Estimate:
     return estimate("share", name, share, spread, (sigma / persons) ** 2, persons, widest=_WIDEST)
 
 
-Column = Values | Numbers
+Column = Values | Numbers | Moments
 
 
-def vectors(columns: Sequence[Column]) -> Vectors:
-    """Return what a person's vector is for all columns together: norms add up as lengths at right angles do."""
-    return Vectors(sum(c.length for c in columns), math.sqrt(sum(c.norm**2 for c in columns)))
+def norm(columns: Sequence[Column]) -> float:
+    """Return the largest norm of a person's vector of all columns: blocks add up as lengths at right angles do."""
+    return math.hypot(*(c.norm for c in columns))
 
 
 def described(columns: Sequence[Column], cells: Array, persons: int, sigma: float) -> dict[str, dict[str, Any]]:

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from privsgp.statistics.release import Vectors
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -34,8 +32,10 @@ PLACE = 0.25  # the weight of a person's place within the bin: it costs 3 % more
 MOST_CLIPPED = 0.01  # of residuals, for an R²
 WIDEST = {
     "auc": 0.1, "accuracy": 0.1, "sensitivity": 0.15, "specificity": 0.15, "brier": 0.05, "recall": 0.15,
-    "calibration_in_the_large": 0.1, "r2": 0.25, "mae": 0.1, "clipped": 0.1, "observed": 0.15,
+    "calibration_in_the_large": 0.1, "r2": 0.25, "mae": 0.1, "clipped": 0.1, "observed": 0.15, "precision": 0.15,
+    "net_benefit": 0.1, "net_benefit_of_all": 0.1,
 }  # fmt: skip
+_SIGNED = ("calibration_in_the_large", "net_benefit", "net_benefit_of_all")  # from −1 to 1
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,16 @@ class Estimate:
 
 def estimate(
     metric: str, group: str, value: float, sampling: float, noise: float, persons: int, *, widest: float,
-    ends: tuple[float, float] = (0.0, 1.0),
+    ends: tuple[float, float] = (0.0, 1.0), off: float = 0.0,
 ) -> Estimate:  # fmt: skip
-    """Return the interval of a value with these two variances; no value if it is too wide."""
-    half = Z * math.sqrt(max(sampling, 0.0) + noise)
+    """Return the interval of a value with these two variances, and `off` by some bound; no value if it is too wide."""
+    half = off + Z * math.sqrt(max(sampling, 0.0) + noise)
     if not math.isfinite(half + value):
         return Estimate(metric, group, None)
+    if half > widest and off >= widest:
+        return Estimate(metric, group, None)
     if half > widest:
+        widest -= off
         a, b = Z * Z * max(sampling, 0.0) * persons, Z * Z * noise * persons**2  # a/m + b/m² = widest²
         needed = (a + math.sqrt(a * a + 4 * widest**2 * b)) / (2 * widest**2)
         digits = 10 ** max(0, math.floor(math.log10(needed)) - 1)
@@ -103,19 +106,27 @@ class Scores:
     edges: tuple[float, ...]
     threshold: float
     groups: Groups = NONE
+    repeated: bool = False  # whether scores repeat: then they may lie anywhere within a bin
 
     @classmethod
-    def of(cls, bins: int | Sequence[float], threshold: float = 0.5, groups: Groups = NONE) -> Scores:
+    def of(
+        cls, bins: int | Sequence[float], threshold: float = 0.5, groups: Groups = NONE, *, repeated: bool = False
+    ) -> Scores:
         """Return bins of equal width, or with these edges; the threshold is always an edge."""
         inner = np.linspace(0, 1, bins + 1)[1:-1] if isinstance(bins, int) else np.asarray(bins, float)
         kept = [float(e) for e in inner if 0 < e < 1 and abs(e - threshold) > 1e-9]
         inside = [threshold] if 0 < threshold < 1 else []
-        return cls((0.0, *sorted({*kept, *inside}), 1.0), threshold, groups)
+        return cls((0.0, *sorted({*kept, *inside}), 1.0), threshold, groups, repeated)
 
     @property
-    def vectors(self) -> Vectors:
+    def norm(self) -> float:
         """One cell of weight 1, and at most a quarter for the place within the bin."""
-        return Vectors(self.groups.count * 2 * (self._bins + 1), math.hypot(1, PLACE))
+        return math.hypot(1, PLACE)
+
+    @property
+    def length(self) -> int:
+        """A cell for each bin, label and group, and the places."""
+        return self.groups.count * 2 * (self._bins + 1)
 
     @property
     def _bins(self) -> int:
@@ -141,16 +152,37 @@ class Scores:
             for name, metric in metrics.items()
         ]
 
-    def calibration(self, cells: Array, persons: int, sigma: float) -> list[dict[str, Any]]:
-        """Return a calibration table: of each bin, its ends and the observed share of class 1."""
+    def curves(self, cells: Array, persons: int, sigma: float) -> dict[str, list[dict[str, Any]]]:
+        """Return the calibration of each bin, and of each threshold ROC, precision and recall, and net benefit."""
         chosen = self.groups.chosen()[0][1]
+
+        def estimated(name: str, metric: Metric) -> dict[str, Any]:
+            return self._estimate(name, "all", chosen, metric, cells, persons, sigma).to_json()
 
         def observed(b: int) -> Metric:
             return lambda h: h[1, b] / h[:, b].sum()
 
-        ends = enumerate(pairwise(self.edges))
-        found = [(ab, self._estimate("observed", "all", chosen, observed(b), cells, persons, sigma)) for b, ab in ends]
-        return [{"from": low, "to": high} | one.to_json() for (low, high), one in found]
+        def metrics(b: int, t: float) -> dict[str, Metric]:
+            odds = t / (1 - t)
+            return {
+                "sensitivity": lambda h: h[1, b:-1].sum() / h[1, :-1].sum(),
+                "specificity": lambda h: h[0, :b].sum() / h[0, :-1].sum(),
+                "precision": lambda h: h[1, b:-1].sum() / h[:, b:-1].sum(),
+                "net_benefit": lambda h: (h[1, b:-1].sum() - odds * h[0, b:-1].sum()) / h[:, :-1].sum(),
+                "net_benefit_of_all": lambda h: (h[1, :-1].sum() - odds * h[0, :-1].sum()) / h[:, :-1].sum(),
+            }
+
+        inner = list(enumerate(self.edges))[1:-1]
+        return {
+            "calibration": [
+                {"from": low, "to": high} | estimated("observed", observed(b))
+                for b, (low, high) in enumerate(pairwise(self.edges))
+            ],
+            "thresholds": [
+                {"threshold": t} | {name: estimated(name, metric) for name, metric in metrics(b, t).items()}
+                for b, t in inner
+            ],
+        }  # fmt: skip
 
     def _estimate(
         self, name: str, group: str, chosen: list[int], metric: Metric, cells: Array, persons: int, sigma: float
@@ -165,9 +197,12 @@ class Scores:
         # Of a person's place within the bin, the mean of the persons with the same label and group.
         worth = slope[..., :-1] + slope[..., -1:] * (places / counts.sum(-1, keepdim=True)).nan_to_num().clamp(0, PLACE)
         spread = (counts * worth**2).sum() - (counts * worth).sum() ** 2 / persons
-        ends = (-1.0, 1.0) if name == "calibration_in_the_large" else (0.0, 1.0)
+        ends = (-1.0, 1.0) if name in _SIGNED else (0.0, 1.0)
         variance = noise.square().sum().item() * sigma**2
-        return estimate(name, group, value.item(), spread.item(), variance, persons, widest=WIDEST[name], ends=ends)
+        within = _within(made[chosen].sum(0)) / 2 if name == "auc" and self.repeated else 0.0
+        return estimate(
+            name, group, value.item(), spread.item(), variance, persons, widest=WIDEST[name], ends=ends, off=within
+        )
 
     def _normalized(self, h: Tensor, persons: int) -> Tensor:
         made = h.reshape(self.groups.count, 2, self._bins + 1)
@@ -213,6 +248,12 @@ class Scores:
         return (squares - 2 * self._expected(h)[1] + h[1, :-1].sum()) / counts.sum()
 
 
+def _within(h: Tensor) -> float:
+    """Return the share of pairs of both classes that one bin holds."""
+    no, yes = h[:, :-1].clamp(min=0)
+    return float((yes * no).sum() / (yes.sum() * no.sum()))
+
+
 def _auc(h: Tensor) -> Tensor:
     """Return the AUC of bins [2, B + 1]; within a bin, densities change as they do from bin to bin."""
     no, yes = h[0, :-1], h[1, :-1]
@@ -229,13 +270,18 @@ class Confusion:
     groups: Groups = NONE
 
     @property
-    def vectors(self) -> Vectors:
+    def norm(self) -> float:
         """One cell of weight 1."""
-        return Vectors(self.groups.count * self.classes**2, 1.0)
+        return 1.0
+
+    @property
+    def length(self) -> int:
+        """A cell for each pair of classes, and group."""
+        return self.groups.count * self.classes**2
 
     def rows(self, said: NDArray[np.int64], y: NDArray[np.int64], group: NDArray[np.int64]) -> Array:
         """Return each row's vector."""
-        made = np.zeros((len(y), self.vectors.length))
+        made = np.zeros((len(y), self.length))
         made[np.arange(len(y)), (group * self.classes + y) * self.classes + said] = 1
         return made
 
@@ -278,9 +324,14 @@ class Residuals:
     scale: float
 
     @property
-    def vectors(self) -> Vectors:
+    def norm(self) -> float:
         """Six entries, each at most 1."""
-        return Vectors(6, math.sqrt(6), signed=True)
+        return math.sqrt(6)
+
+    @property
+    def length(self) -> int:
+        """Six."""
+        return 6
 
     def rows(self, predicted: Array, y: Array) -> Array:
         """Return each row's vector, from predictions and targets in the unit of the table."""

@@ -8,14 +8,12 @@ its input a and the gradient δ by its output, so one backward pass to the layer
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from privsgp.errors import Refused
-from privsgp.gradients.dropout import with_keys
 from privsgp.gradients.per_sample import PerSample
 from privsgp.gradients.rules.conv import StackedConv2d
 from privsgp.gradients.rules.embedding import StackedEmbedding
@@ -55,13 +53,13 @@ class Ruled:
             self.model = stacked
         return stacked
 
-    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> PerSample:
-        """Return the gradients of model z[i] on inputs[i, j], for all i and j; `keys` [m, b] are for dropout.
+    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor) -> PerSample:
+        """Return the gradients of model z[i] on inputs[i, j], for all i and j.
 
         Guarantee: what a piece says of its input, that it is the data, holds. A table takes out what it once put in by
         the data as they are: had a model written into them, one record's share would not stay within its clip.
         """
-        with torch.enable_grad(), nullcontext() if keys is None else with_keys(self._long(keys)):
+        with torch.enable_grad():
             data, wanted = self._long(inputs), self._long(targets)
             before = data._version
             views = self.layout.views(z)
