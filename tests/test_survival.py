@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from privsgp import models, survival
+from privsgp import curves, models
 from privsgp.cli import app
 from privsgp.data import schema as schemas
+from privsgp.data import survival
 from privsgp.errors import Refused
 from privsgp.gradients import stack
 from privsgp.planner import stand_in
@@ -92,10 +93,10 @@ def test_metrics_are_those_of_lifelines_and_of_plain_loops():
     risk = rng.standard_normal(200).round(1)  # some are equal
     until, seen = rng.exponential(np.exp(-risk)), rng.exponential(2, 200)
     time, event = np.minimum(until, seen).round(2), until <= seen
-    assert survival.concordance(time, event, risk) == pytest.approx(utils.concordance_index(time, -risk, event))
+    assert curves.concordance(time, event, risk) == pytest.approx(utils.concordance_index(time, -risk, event))
     at = [0.1, 0.5, 1.0, 5.0]
     wanted = KaplanMeierFitter().fit(time, event).predict(at).to_numpy()
-    assert np.allclose(survival.kaplan_meier(time, event, at), wanted)
+    assert np.allclose(curves.kaplan_meier(time, event, at), wanted)
     predicted = np.exp(-0.5 * np.exp(risk))
 
     def seen_until(t):  # the share not censored before t: an event at the same time comes first
@@ -108,7 +109,7 @@ def test_metrics_are_those_of_lifelines_and_of_plain_loops():
     for t, e, s in zip(time, event, predicted, strict=True):
         total += s**2 / seen_until(t) if e and t <= 0.5 else 0.0
         total += (1 - s) ** 2 / seen_until(0.5) if t > 0.5 or (t == 0.5 and not e) else 0.0
-    assert survival.brier(predicted, time, event, 0.5) == pytest.approx(total / 200)
+    assert curves.brier(predicted, time, event, 0.5) == pytest.approx(total / 200)
 
 
 def people(rows, seed):
@@ -147,11 +148,11 @@ def test_from_init_to_curves(tmp_path, monkeypatch):
     given = ("algorithm.steps=60", "algorithm.batch=64", "algorithm.step_size=1.0", "privacy.clip=2.0", "seed=0")
     command("train", "run.toml", "--out", "run", *(f"--set={key}" for key in given))
     result = load(tmp_path / "run")
-    s, curves = result.summary, result.predict(tmp_path / "test.csv")
+    s, predicted = result.summary, result.predict(tmp_path / "test.csv")
     assert s["c_index"] > 0.65
     assert s["survival_brier"] < s["baseline"]["survival_brier"]
-    assert curves.shape == (300, 8)
-    assert (np.diff(curves) <= 0).all()
+    assert predicted.shape == (300, 8)
+    assert (np.diff(predicted) <= 0).all()
     again = result.evaluate(tmp_path / "test.csv")
     assert (again["c_index"], again["survival"]["times"]) == (pytest.approx(s["c_index"]), schema.times)
     head, *rows = csv.reader(command("predict", "run", "test.csv").splitlines())
@@ -174,7 +175,7 @@ def test_made_up_survival_has_the_signal_that_it_names():
         time, event = survival.decoded(made.y_test.numpy())
         x = np.c_[made.x_test.numpy(), np.ones(len(time))]
         w = np.linalg.lstsq(x, time, rcond=None)[0]
-        found.append(survival.concordance(time, event, -(x @ w)))
+        found.append(curves.concordance(time, event, -(x @ w)))
     assert found == sorted(found)
     assert abs(found[0] - 0.5) < 0.05 < 0.25 < found[-1] - 0.5
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils import data as torch_data
 
 from privsgp import data as data_room
-from privsgp import models, survival
+from privsgp import models
+from privsgp.data import survival
 from privsgp.data.dataset import from_arrays, pool, settle, with_tests
 from privsgp.data.loading import LoadedData, by_person, read_file, read_frame
 from privsgp.data.persons import named

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from privsgp import survival
+from privsgp import curves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ Kind = Literal["cross-entropy", "binary", "mse", "survival"]
 CLASSES = ("accuracy", "balanced_accuracy", "f1", "auc", "log_loss", "brier", "calibration_error")
 SHIFTED = ("calibration_in_the_large", "calibration_slope")  # of two classes
 VALUES = ("r2", "mae", "rmse")
-NAMES = (*CLASSES, *SHIFTED, *VALUES, *survival.NAMES)
+NAMES = (*CLASSES, *SHIFTED, *VALUES, *curves.NAMES)
 PICTURES = ("confusion", "roc", "calibration", "survival")
 BASELINE, DULL = "baseline", "dull"
 KEYS = (*NAMES, *PICTURES, BASELINE, DULL, "own_metrics")  # all that stands in a summary because of test data
@@ -107,7 +107,7 @@ class Measure:
         if self.kind == "mse":
             found, guess = of_values(values, y), of_values(np.full_like(values, y.mean(0)), y)
         elif self.kind == "survival":
-            found, guess = survival.measured(values, y, self.times), survival.guessed(y)
+            found, guess = curves.measured(values, y, self.times), curves.guessed(y)
         elif self.kind is not None and self.classes is not None and values.ndim == 2 and y.ndim == 1:
             p = self.calibration.probabilities(values, self.kind)
             predicted, often = self.calibration.classes(p), np.bincount(y, minlength=self.classes) / len(y)

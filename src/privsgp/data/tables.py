@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from privsgp import survival
 from privsgp.data import dialect as dialects
-from privsgp.data import same_records
+from privsgp.data import same_records, survival
 from privsgp.data.files import refuse_vast
 from privsgp.data.hashes import row_hashes
 from privsgp.data.persons import Named, nameless

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from scipy import fft, special
 
-from privsgp import survival
+from privsgp.data import survival
 from privsgp.data.schema import Category, Number, Target
 
 if TYPE_CHECKING:

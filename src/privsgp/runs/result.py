@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from privsgp import devices, models, survival
+from privsgp import curves, devices, models
 from privsgp import features as maps
 from privsgp import metrics as measures
 from privsgp.data.samples import is_dataset, pair, plain
@@ -121,7 +121,7 @@ class Result:
             values = measures.in_unit(outputs, unit_of(self.card))
             return (values if self.card["target_shape"] else values[:, 0]).numpy()
         if loss == "survival":
-            return survival.curves(outputs.numpy())
+            return curves.predicted(outputs.numpy())
         if loss is None:
             return outputs.numpy()
         return self.calibration.classes(self._probabilities(outputs))
