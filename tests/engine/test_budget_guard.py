@@ -47,6 +47,7 @@ def _payments(folder, *, simulation=False, spare=40, budget=True, private=True):
         released=lambda _node, k: k,
         until=lambda _node, releases: min(STEPS, releases),
         algorithm=SimpleNamespace(private=private),
+        settings=SimpleNamespace(local_steps=1),
         layout="",
         sites=(),
     )
@@ -269,3 +270,12 @@ def test_a_committed_step_that_was_not_paid_for_is_not_sent(tmp_path):
     again.resume(3, commits=True)
     with again, pytest.raises(Refused, match="has not paid for"):
         again.settle(3, _message(3))
+
+
+def test_steps_of_a_message_are_paid_for_together_or_not_taken(tmp_path):
+    """A budget for STEPS steps with 7 a message: what is left in the end pays for no message."""
+    budget_guard = _payments(tmp_path, spare=0)
+    budget_guard.spec.settings.local_steps = 7
+    with budget_guard:
+        assert [k for k in range(STEPS) if budget_guard.reserve(k)] == list(range(STEPS - STEPS % 7))
+    assert STEPS % 7

@@ -96,17 +96,22 @@ class BudgetGuard:
             ledger.unlock()
 
     def reserve(self, k: int) -> bool:
-        """Tell whether step k is paid for by every node, paying where it is not; False when a budget is spent."""
-        if not self.ledgers or k < self._until:
+        """Tell whether every node has paid for step k, paying where it has not; False when a budget is spent.
+
+        Guarantee: all steps of its message are paid for, or none of them is taken.
+        """
+        every = self.spec.settings.local_steps
+        whole = k - k % every + every
+        if not self.ledgers or whole <= self._until:
             return True
         if self._reach is None:  # asked once: all processes count on from there alike
             pairs = zip(self.ledgers, self.spec.mechanisms, strict=True)
             own = min(self._reach_of(ledger, mechanism, k) for ledger, mechanism in pairs)
             self._reach = min(self.world.all_gather(own, between(0, self.spec.steps)))
-        stop = min(self._stop(k), self._reach)
-        if stop > k and all(together(self.ledgers, lambda ledger: self._pay(ledger, k, stop))):
+        stop = min(max(self._stop(k), whole), self._reach)
+        if stop >= whole and all(together(self.ledgers, lambda ledger: self._pay(ledger, k, stop))):
             self._until = stop
-        return k < self._until
+        return whole <= self._until
 
     def check_resumed(self, k: int, x: Tensor) -> None:
         """Note the messages of the last committed step where a crash came between the two; x are the committed ones.

@@ -25,6 +25,8 @@ from privsgp.gradients.rounding import kappa, sum_error, table_error
 from privsgp.gradients.rules.ruled import positions
 from privsgp.randomness.coins import capacity
 from privsgp.randomness.noise import IndependentNoise
+from privsgp.seeds import public_seed
+from privsgp.transport.rounding import Rounding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -159,6 +161,7 @@ class RunSpec:
     card: Mapping[str, Any] = field(default_factory=dict)  # what a model's file says of the model
     sites: Sequence[str] = ()  # what people call the nodes
     pretraining: str | None = None  # what the samples' encoder was learnt from: it stands beside every number
+    bits: int = 32  # of a number of a message
     share_metrics: bool = True  # metrics on test data: told to peers and kept for others to read; else in private/
 
     @cached_property
@@ -203,6 +206,11 @@ class RunSpec:
         own = self.learning
         some = replace(own, inputs=own.inputs[nodes], targets=own.targets[nodes], samples=own.samples[nodes])
         return replace(self, block=self.here[nodes], learning=some)
+
+    def rounding(self, x: Tensor) -> Rounding | None:
+        """Return what rounds messages of the nodes here, which begin with the rows of x; None if nothing does."""
+        seed = public_seed(self.seed, self.shared_hash, "rounding")
+        return None if self.bits == 32 else Rounding(self.bits, seed, self.graph, x, self.here)
 
     @property
     def apart(self) -> bool:

@@ -132,8 +132,8 @@ class Trainer:
 
     def _connect(self) -> Transport:
         """Return what carries the messages."""
-        graph, x = self.spec.graph, self.state.x
-        return InProcess(graph, x) if self.world.alone else TorchDistributed(graph, x, self.world)
+        graph, x, rounding = self.spec.graph, self.state.x, self.spec.rounding(self.state.x)
+        return InProcess(graph, x, rounding) if self.world.alone else TorchDistributed(graph, x, self.world, rounding)
 
     def _driver(self, sent: int = 0) -> RunDriver:
         """Return what does what the events of a step ask for; so many bytes were sent before."""
@@ -174,7 +174,8 @@ class Trainer:
 
     def _mixed_on(self, k: int, s: State) -> State:
         """Mix without gradients, so that the nodes agree: of what was sent before, nothing new is revealed."""
-        for r in range(k, k + self.spec.final_model.final_mixing):
+        every = self.spec.settings.local_steps
+        for r in range(k + -(k + 1) % every, k + self.spec.final_model.final_mixing * every, every):
             s = State.debiased(*self.driver(r, Exchange(s.x, s.w)))
         return s
 
@@ -306,7 +307,8 @@ class Trainer:
         if len(self.groups) > 1:
             return self._together
         source = self.randomness.node_noise.kernel_source
-        if self.transport.local and source is not None and isinstance(self.algorithm, PushSum):
+        whole = self.spec.bits == 32 and self.spec.settings.local_steps == 1  # the kernels know no other messages
+        if self.transport.local and whole and source is not None and isinstance(self.algorithm, PushSum):
             return chosen(self.algorithm, self.spec.graph, source, self.state.x)
         return self.algorithm.step
 

@@ -36,7 +36,8 @@ def settings(config: Config) -> Settings:
     a = config.algorithm
     return Settings(
         clip=config.privacy.clip, sampling=a.sampling, batch=a.batch, nodes=config.data.nodes,
-        trust=config.trust, spare=spare(config), options=ALGORITHMS[a.name].Options(**config.options("algorithm")),
+        trust=config.trust, spare=spare(config), local_steps=a.local_steps,
+        options=ALGORITHMS[a.name].Options(**config.options("algorithm")),
     )  # fmt: skip
 
 

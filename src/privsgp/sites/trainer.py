@@ -188,8 +188,9 @@ class SiteTrainer(Trainer):
         del s
         if self._pairs is not None:
             self._pairs.forget()
+        first, every = max(k, self._round), self.spec.settings.local_steps
         with self.stopping:
-            for r in range(max(k, self._round), self._network.agreement.rounds):
+            for r in range(first + -(first + 1) % every, self._network.agreement.rounds, every):
                 self._network.members.enter("mixing")
                 self.state = State.debiased(*self.driver.send(r, self.state.x, self.state.w, paid=False))
                 self.watch(r + 1, None)
