@@ -269,7 +269,7 @@ def test_a_committed_step_that_was_not_paid_for_is_not_sent(tmp_path):
     again = _payments(tmp_path)
     again.resume(3, commits=True)
     with again, pytest.raises(Refused, match="has not paid for"):
-        again.settle(3, _message(3))
+        again.check_resumed(3, _message(3))
 
 
 def test_steps_of_a_message_are_paid_for_together_or_not_taken(tmp_path):

@@ -155,9 +155,7 @@ class SiteTrainer(Trainer):
     def _recover(self) -> None:
         """Send the committed step's messages, again or for the first time, and take what has arrived."""
         if self._pending is None:
-            self.budget_guard.check_resumed(
-                -1, self.state.x
-            )  # refuses a ledger that knows more steps
+            self.budget_guard.check_resumed(-1, self.state.x)  # refuses a ledger that knows more steps
             self.transport.greet(0)  # the ledger may be lost as well: others may know of steps
             return
         k, self._pending = self._pending, None
