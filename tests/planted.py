@@ -25,7 +25,7 @@ from sklearn.datasets import load_digits
 from privsgp.algorithms import Block, Drawn, Exchange, PushSum, Release, State, Step
 from privsgp.algorithms.block import clipped_mean
 from privsgp.audit import attack as attacks
-from privsgp.audit.attack import Told, worst
+from privsgp.audit.attack import _Told, worst
 from privsgp.audit.audit import AuditReport, audit
 from privsgp.data.dataset import Dataset
 from privsgp.engine import node_randomness
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     Draws = list[np.ndarray[Any, Any]]
 
 CANARIES = 24
+TAU = 5
+LOCAL = {"local_steps": TAU}
 LATER = 75  # steps, of 150
 BARE = 10  # every tenth message carries the bare table mean
 OWN_SHARE = 1 / 3  # of a node in a ring
@@ -101,6 +103,18 @@ def bare_mean(self: PushSum, k: int, s: State) -> Step:
     bare = patch.object(self.block.random, "noise", lambda _k, g: g.copy_(self.arrays()["mean"]))
     with bare if k % BARE == BARE - 1 else nullcontext():
         return (yield from _step(self, k, s))
+
+
+def once_a_message(g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float]) -> None:
+    """Add noise to the last step of a message alone, as much as all of its steps would."""
+    if step % TAU == TAU - 1:
+        add_noise_(g, source, nodes, step, sigma=[s * math.sqrt(TAU) for s in sigma])
+
+
+def shared_once_a_message(self: pairwise._OfNodes, out: Tensor, step: int) -> None:
+    """Let pairs share noise at the last step of a message alone."""
+    _fill_shared(self, out, step)
+    out.mul_(math.sqrt(TAU) * (step % TAU == TAU - 1))
 
 
 def eager_draw(*drawn: Any) -> list[np.ndarray[Any, Any]]:
@@ -193,7 +207,7 @@ def used_twice(self: pairwise._OfNodes, out: Tensor, step: int) -> None:
     """Use the pairs' numbers of an even step again at the odd one that follows."""
     _fill_shared(self, out, step - step % 2)
     told = self.pairs
-    if isinstance(told, Told):  # the attacker is told the numbers that serve, whatever they are called
+    if isinstance(told, _Told):  # the attacker is told the numbers that serve, whatever they are called
         told.numbers |= {(pair, step): row for (pair, k), row in list(told.numbers.items()) if k == step - step % 2}
 
 
@@ -237,11 +251,13 @@ NOTHING = Bug("nothing", nullcontext, ("privsgp", "privsgp-vr", "privsgp-sag", "
 QUIET = (
     NOTHING,
     Bug("nothing, weight θ = 0.1", nullcontext, ("privsgp-vr",), WEIGHTED),
+    Bug("nothing, local steps", nullcontext, ("privsgp", "privsgp-vr"), LOCAL),
     Bug("nothing, weight θ = 0.9 and clip C = 0.05", nullcontext, ("privsgp-vr",), CLIPPED),
 )
 BUGS = (
     Bug("noise left out", lambda: patch.object(noises, "add_noise_", no_noise)),
     Bug("noise at half", lambda: patch.object(noises, "add_noise_", half_noise)),
+    Bug("noise once a message", lambda: patch.object(noises, "add_noise_", once_a_message), options=LOCAL),
     Bug("noise used twice", lambda: patch.object(noises, "add_noise_", same_noise)),
     Bug("noise used again 75 steps later", lambda: patch.object(noises, "add_noise_", other_step)),
     Bug("one noise for all nodes", lambda: patch.object(noises, "add_noise_", one_noise)),
@@ -269,6 +285,12 @@ BUGS = (
 SHARED_NOTHING = Bug("nothing, pairwise", nullcontext, ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd"), shared=True)
 SHARED_BUGS = (
     Bug("own noise left out", lambda: patch.object(pairwise._OfNodes, "add_", own_left_out), shared=True),
+    Bug(
+        "pairs' noise once a message",
+        lambda: patch.object(pairwise._OfNodes, "_fill_shared", shared_once_a_message),
+        options=LOCAL,
+        shared=True,
+    ),
     Bug("pair's numbers used twice", lambda: patch.object(pairwise._OfNodes, "_fill_shared", used_twice), shared=True),
     Bug("same sign at both ends", lambda: patch.object(pairwise._OfNodes, "_share", same_sign), shared=True),
     Bug("larger coalition", lambda: patch.object(attacks, "worst", larger_coalition), shared=True),

@@ -193,7 +193,7 @@ def test_how_fast_a_private_run_was_is_not_said(tmp_path, monkeypatch, seed):
 
 def test_a_summary_says_the_loss_once_and_virtual_seconds_where_a_clock_was_set(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    changes = runs.changes(algorithm__steps=2, clock__mean=2.5)
+    changes = runs.changes(algorithm__steps=2, clock__latency=1.5)
     ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "x", *changes)
     assert "; 5 virtual s" in ran.out
     assert "log loss" in ran.out

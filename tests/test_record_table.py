@@ -44,7 +44,7 @@ def here(monkeypatch):
         for task in tasks:
             if not pool._done(*task):
                 made.append(task[0])
-                pool._run(*task, data_dir, lambda *_: None)
+                pool._run(*task, data_dir)
         return [pool.Run.read(*task) for task in tasks]
 
     monkeypatch.setattr("privsgp.research.bench.run_all", run_all)

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from privsgp.data.schema import Schema
     from privsgp.errors import Refused
     from privsgp.runs.result import Result, load
-    from privsgp.runs.sections import Algorithm, Clock, Engine, Features, Graph, Images, Plan, Privacy, Text
+    from privsgp.runs.sections import Algorithm, Clock, Engine, Features, Graph, Images, Plan, Privacy, Text, Transport
 
 __version__ = "1.0.0rc1"
-_SECTIONS = ("Algorithm", "Clock", "Engine", "Features", "Graph", "Images", "Plan", "Privacy", "Text")
+_SECTIONS = ("Algorithm", "Clock", "Engine", "Features", "Graph", "Images", "Plan", "Privacy", "Text", "Transport")
 __all__ = [
     "Algorithm", "Clock", "Dataset", "Engine", "Features", "Graph", "Images", "Plan", "Privacy", "Refused", "Result",
-    "Schema", "Text", "__version__", "load", "register", "train",
+    "Schema", "Text", "Transport", "__version__", "load", "register", "train",
 ]  # fmt: skip
 
 __getattr__ = later.names(__name__, {

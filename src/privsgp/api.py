@@ -17,8 +17,8 @@ from torch.utils import data as torch_data
 
 from privsgp import data as data_room
 from privsgp import models
-from privsgp.data.dataset import PersonRows, from_arrays, pool
-from privsgp.data.loading import by_person, read_file, read_frame
+from privsgp.data.dataset import from_arrays, pool, settle, with_tests
+from privsgp.data.loading import LoadedData, by_person, read_file, read_frame
 from privsgp.data.persons import named
 from privsgp.data.samples import are_sites, pair
 from privsgp.data.schema import MISSING
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from privsgp.data.schema import Schema
     from privsgp.metrics import Kind
-    from privsgp.runs.sections import Algorithm, Clock, Engine, Features, Graph, Images, Plan, Privacy, Text
+    from privsgp.runs.sections import Algorithm, Clock, Engine, Features, Graph, Images, Plan, Privacy, Text, Transport
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -84,6 +84,7 @@ def train(
     graph: str | Graph | Keys | None = None,
     privacy: Privacy | Keys | None = None,
     algorithm: str | Algorithm | Keys | None = None,
+    transport: Transport | Keys | None = None,
     clock: Clock | Keys | None = None,
     plan: Plan | Keys | None = None,
     engine: Engine | Keys | None = None,
@@ -127,6 +128,7 @@ def train(
         graph: The network: a name, or a `privsgp.Graph`.
         privacy: Budgets and noise: a `privsgp.Privacy`.
         algorithm: The method and its settings: a name, or a `privsgp.Algorithm`.
+        transport: The bits of a message: a `privsgp.Transport`.
         clock: The virtual clock: a `privsgp.Clock`.
         plan: The data of the planner: a `privsgp.Plan`.
         engine: Device, precision and checkpoints: a `privsgp.Engine`.
@@ -163,7 +165,7 @@ def train(
         _refuse_trained(model, features)
     sections = {
         "name": name, "seed": seed, "nodes": nodes, "graph": graph, "privacy": privacy, "algorithm": algorithm,
-        "clock": clock, "plan": plan, "engine": engine,
+        "transport": transport, "clock": clock, "plan": plan, "engine": engine,
         "features": {"name": "module"} if isinstance(features, nn.Module) else features or {},
     }  # fmt: skip
     own = {
@@ -179,13 +181,10 @@ def train(
 
     def brought() -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None]:
         if config.test_is_public and isinstance(test, str | Path):
-            brought = given.values() if isinstance(given, Mapping) else (given,)
-            files = [Path(one) for one in brought if isinstance(one, str | Path)]
+            all_of_it = given.values() if isinstance(given, Mapping) else (given,)
+            files = [Path(one) for one in all_of_it if isinstance(one, str | Path)]
             problems.refuse_own_file(Path(test), files, f"test={str(test)!r}")
-        arrays, public, count, rows, whose = _read(given, test, config, targets)
-        dataset, parts = _dataset(arrays, public, count, config.data.tokens, targets, learner)
-        dataset = replace(dataset, rows=dataset.rows if rows is None else rows, persons=whose)
-        dataset, parts = _by_person(dataset, parts, persons, config)
+        dataset, parts = _brought(given, test, config, targets, learner, persons)
         problems.refuse_counted(config, dataset)
         problems.refuse_own_records(config, "test data that are public", dataset, parts)
         return dataset, parts
@@ -270,82 +269,93 @@ def _kind_of(loss: object, correct: object, task: data_room.Task | None) -> Kind
     return kind if correct is None or isinstance(loss, str) else None
 
 
-def _read(
-    data: Any,  # noqa: ANN401 - what is brought, or a mapping of that for each node
-    test: Any,  # noqa: ANN401 - what is brought, or nothing
+def _brought(
+    given: Any,  # noqa: ANN401 - whatever was brought, or a mapping of that for each node
+    test: object,
     config: configs.Config,
     task: data_room.Task,
-) -> tuple[Any, Any, int | None, NDArray[np.uint64] | None, PersonRows | None]:
-    """Put arrays in the place of frames, files and folders; return also how many classes and whose rows these have.
+    learner: nn.Module | None,
+    persons: object,
+) -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None]:
+    """Return the data set, and who holds which rows where the caller has decided that.
 
     The log says what happened to single values, for their owner.
     """
-    d, said = config.data, list[int | None]()
-    read: dict[str, data_room.Dataset] = {}
+    d, several = config.data, isinstance(given, Mapping)
+    if several and sorted(given) != list(range(len(given))):
+        raise Refused(f"data has the keys {sorted(given)}", "number the nodes 0, 1, 2, …")
+    sites = [given[i] for i in range(len(given))] if several else [given]
+    names = [config.site(i) for i in range(len(sites))] if several else ["data"]
+    whose = _by_node(persons, config, len(sites)) if several else [persons]
+    form: dict[str, Any] = {"task": task, "config": config, "learner": learner}
+    found = [
+        _one(one, name, own=several or config.seed is None, persons=ids, **form)
+        for one, name, ids in zip(sites, names, whose, strict=True)
+    ]
+    first = found[0].dataset
+    if several and (four := [name for name, one in zip(names, found, strict=True) if one.dataset.x_test is not None]):
+        raise Refused(f"{four[0]} brings test data", "give each node (x, y), and test data as `test`")
+    count = d.classes or next((one.classes for one in found if one.classes is not None), None)
+    if test is not None:
+        if first.x_test is not None:
+            raise Refused("test=… beside data with test data of their own", "leave test out, or give arrays (x, y)")
+        public = _one(test, "test", own=False, **form)
+        first, count = with_tests(first, public.dataset.x, public.dataset.y), count or public.classes
+    if several:
+        return pool([first, *(one.dataset for one in found[1:])], "arrays", count)
+    if task == "classification":
+        first = settle(first, count)
+    made_by_hand = isinstance(given, data_room.Dataset) and not d.classes and given.classes is not None
+    return replace(first, counted=given.counted) if made_by_hand else first, None
 
-    def arrays(given: Any, where: str, *, own: bool, trained: bool = True) -> Any:  # noqa: ANN401 - whatever was brought
-        if not is_frame(given) and not isinstance(given, str | Path):
-            for key in ("schema", "images", "text"):  # of files and frames: arrays are taken as they are
-                if getattr(d, key) is not None:
-                    raise Refused(f"{where} is a {type(given).__name__} beside {key}=…", f"leave {key} out")
-            return given
+
+def _one(
+    given: Any,  # noqa: ANN401 - whatever was brought
+    where: str, *, task: data_room.Task, config: configs.Config, learner: nn.Module | None, own: bool,
+    persons: object = None,
+) -> LoadedData:  # fmt: skip
+    """Return what a node brings, all of them together, or the test data, checked except for the range of labels."""
+    d, trained = config.data, where != "test"
+    if is_frame(given) or isinstance(given, str | Path):
         form = d.form if trained else replace(d.form, persons=None)
-        if is_frame(given):
-            made = read_frame(given, where, task, form, own=own)
-        else:
-            made = read_file(Path(given), task, form, own=own)
+        made = (
+            read_frame(given, where, task, form, own=own) if is_frame(given) else
+            read_file(Path(given), task, form, own=own)
+        )  # fmt: skip
+        _vocabulary(made.dataset.x, d.tokens, learner)
         _say(made.told)
-        said.append(made.classes)
-        found = read[where] = made.dataset
-        return (found.x, found.y) if found.x_test is None else (found.x, found.y, found.x_test, found.y_test)
-
-    if isinstance(data, Mapping):
-        brought = {node: arrays(one, config.site(node), own=True) for node, one in data.items()}
+        return made
+    for key in ("schema", "images", "text"):  # of files and frames: arrays are taken as they are
+        if getattr(d, key) is not None:
+            raise Refused(f"{where} is a {type(given).__name__} beside {key}=…", f"leave {key} out")
+    if isinstance(given, data_room.Dataset):
+        tests = () if given.x_test is None else (given.x_test, given.y_test)
+        arrays, vocabulary, classes = (given.x, given.y, *tests), given.vocabulary, given.classes
     else:
-        brought = arrays(data, "data", own=config.seed is None)
-    names = [config.site(node) for node in sorted(data)] if isinstance(data, Mapping) else ["data"]
-    sets = [read[name] for name in names if name in read]
-    known = [one.rows for one in sets if one.rows is not None]
-    whose = [one.persons for one in sets if one.persons is not None]
-    public = None if test is None else arrays(test, "test", own=False, trained=False)
-    count = d.classes or next((count for count in said if count is not None), None)
-    rows = np.concatenate(known) if len(known) == len(names) else None
-    if len(whose) < len(names):
-        return brought, public, count, rows, None
-    return brought, public, count, rows, whose[0]._replace(hashes=np.concatenate([one.hashes for one in whose]))
+        arrays, classes = pair(given), None
+        vocabulary = _vocabulary(arrays[0], d.tokens, learner)
+    dataset, told = from_arrays(*arrays, name=where, task=task, vocabulary=vocabulary, settled=False), list[str]()
+    if (rows := getattr(given, "rows", None)) is not None and len(rows) == len(dataset.x):
+        dataset = replace(dataset, rows=rows)
+    if trained and d.persons is not None:
+        if persons is None or isinstance(persons, str):
+            remedy = "give one identifier for each row: persons=ids, or persons=[ids of node 0, ids of node 1, …]"
+            raise Refused(f"persons={persons!r} names a column, and the data are arrays", remedy)
+        dataset, told = by_person(dataset, named(persons, None, MISSING, f"{where}: persons"), d.persons)
+    _say(told)
+    return LoadedData(dataset, classes, told)
 
 
-def _by_person(
-    dataset: data_room.Dataset, parts: list[NDArray[np.int64]] | None, given: object, config: configs.Config
-) -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None]:
-    """Return the rows that are used, ordered by person, and the nodes' parts of them; refuse rows of nobody."""
-    options = config.data.persons
-    if options is None or dataset.persons is not None:
-        return dataset, parts
-    if given is None or isinstance(given, str):
-        remedy = "give one identifier for each row: persons=ids, or persons=[ids of node 0, ids of node 1, …]"
-        raise Refused(f"persons={given!r} names a column, and the data are arrays", remedy)
-    rows, whose = [np.arange(len(dataset.y))] if parts is None else parts, given
-    if isinstance(given, Mapping):
-        nodes = config.data.sites if config.data.sites and config.data.sites[0] in given else range(len(rows))
-        whose = [given.get(node, ()) for node in nodes]
-    elif parts is None:
-        whose = [given]
-    if not isinstance(whose, Sequence) or len(whose) != len(rows):
-        raise Refused(f"persons={type(given).__name__} with data of {len(rows)} nodes", "give identifiers by node")
-    made = []
-    for i, (names, own) in enumerate(zip(whose, rows, strict=True)):
-        part = replace(
-            dataset.taken(own), name=config.site(i) if parts is not None else "data", x_test=None, y_test=None
-        )
-        found, told = by_person(part, named(names, None, MISSING, f"{part.name}: persons"), options)
-        _say(told)
-        made.append(found)
-    pooled, new = pool(made, dataset.name, dataset.classes)
-    pooled = replace(
-        pooled, x_test=dataset.x_test, y_test=dataset.y_test, counted=dataset.counted, vocabulary=dataset.vocabulary
-    )
-    return pooled, None if parts is None else new
+def _by_node(persons: object, config: configs.Config, count: int) -> list[object]:
+    """Return the identifiers of each node's rows, or the column's name for each."""
+    if persons is None or isinstance(persons, str):
+        return [persons] * count
+    if isinstance(persons, Mapping):
+        sites = config.data.sites
+        return [persons.get(node, ()) for node in (sites if sites and sites[0] in persons else range(count))]
+    if not isinstance(persons, Sequence) or len(persons) != count:
+        raise Refused(f"persons={type(persons).__name__} with data of {count} nodes", "give identifiers by node")
+    return list(persons)
 
 
 def _refuse_trained(*given: object) -> None:
@@ -404,52 +414,10 @@ def _tried(call: Callable[[], Any], what: str, remedy: str) -> Any:  # noqa: ANN
         raise Refused(f"{what}: {error}", remedy) from error
 
 
-def _dataset(
-    data: data_room.Dataset | Records | Mapping[int, Records],
-    test: Any,  # noqa: ANN401 - a pair of arrays
-    classes: int | None,
-    vocabulary: int | None,
-    task: data_room.Task,
-    learner: nn.Module | None,
-) -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None]:
-    """Return the data set, and who holds which rows where the caller has decided that."""
-    if isinstance(data, data_room.Dataset):
-        return _checked(data, None if test is None else pair(test), classes, task), None
-    if isinstance(data, Mapping) and sorted(data) != list(range(len(data))):
-        raise Refused(f"data has the keys {sorted(data)}", "number the nodes 0, 1, 2, …")
-    given = [pair(data[i]) for i in range(len(data))] if isinstance(data, Mapping) else [pair(data)]
-    public = None if test is None else pair(test)
-    vocabulary = _vocabulary(given[0][0], vocabulary, learner)
-    if not isinstance(data, Mapping):
-        return from_arrays(*given[0], *(public or ()), task=task, classes=classes, vocabulary=vocabulary), None
-    for i, arrays in enumerate(given):
-        if len(arrays) != 2:
-            raise Refused(f"node {i} brings {len(arrays)} arrays", "give each node (x, y), and test data as `test`")
-    form: dict[str, Any] = {"task": task, "vocabulary": vocabulary, "settled": False}
-    sites = [
-        from_arrays(x, y, *((public if i == 0 else None) or (None, None)), name=f"node {i}", **form)
-        for i, (x, y) in enumerate(given)
-    ]
-    return pool(sites, "arrays", classes)
-
-
-def _checked(
-    given: data_room.Dataset, test: Arrays | None, classes: int | None, task: data_room.Task
-) -> data_room.Dataset:
-    """Return a data set that was made by hand as if it had been read: what arrays are refused for, it is too."""
-    if test is not None and given.x_test is not None:
-        raise Refused("test=… beside a Dataset with test data of its own", "leave test out, or give arrays (x, y)")
-    x_test, y_test = (given.x_test, given.y_test) if test is None else test
-    form: dict[str, Any] = {"name": given.name, "task": task, "vocabulary": given.vocabulary}
-    made = from_arrays(given.x, given.y, x_test, y_test, classes=classes or given.classes, **form)
-    if given.rows is not None and len(given.rows) == len(made.x):  # not if somebody has taken some samples
-        made = replace(made, rows=given.rows)
-    return made if classes or made.classes is None or given.classes is None else replace(made, counted=given.counted)
-
-
 def _vocabulary(x: NDArray[Any], vocabulary: int | None, model: nn.Module | None) -> int | None:
     """Tell which vocabulary the tokens of samples have; None where they are no tokens."""
-    if model is None or x.dtype.kind not in "iu":
+    embeds = model is not None and any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in model.modules())
+    if model is None or not embeds or x.dtype.kind not in "iu":
         return vocabulary
     found = _looked_up(model, x.shape[1:])
     if vocabulary is not None:

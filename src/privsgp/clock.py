@@ -36,21 +36,19 @@ if TYPE_CHECKING:
     from privsgp.graph import Graph
 
 
-Distribution = Literal["constant", "exponential", "lognormal"]
-
 _CHUNK = 256  # numbers that are drawn at a time
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds. `spread` is standard deviation / mean of a log-normal time; `stragglers` take `slowdown` times as long.
+    """Times of gradients, 1 on average. `spread` is their standard deviation, log-normal; 0 makes them all alike.
+
+    `stragglers` take `slowdown` times as long.
 
     `stragglers` are numbers of nodes, or the fraction of all nodes that is slow, at least one; those are drawn then.
     """
 
     nodes: int
-    distribution: Distribution = "constant"
-    mean: float = 1.0
     spread: float = 0.0
     stragglers: float | tuple[int, ...] = 0.0
     slowdown: float = 1.0
@@ -59,8 +57,8 @@ class Times:
     def gradient(self, node: int, number: int) -> float:
         """Return what the node's `number`-th gradient takes."""
         slow = self.slowdown if node in self.slow else 1.0
-        if self.distribution == "constant":
-            return self.mean * slow
+        if not self.spread:
+            return slow
         chunk, place = divmod(number, _CHUNK)
         return float(_gradients(self, node, chunk)[place]) * slow
 
@@ -81,12 +79,10 @@ class Times:
 
 @lru_cache(maxsize=4096)
 def _gradients(times: Times, node: int, chunk: int) -> NDArray[np.float64]:
-    """Draw by inversion: both have the mean that was asked for."""
+    """Draw by inversion, with mean 1."""
     u = _uniforms(times.seed, "gradient", node, chunk)
-    if times.distribution == "exponential":
-        return np.asarray(-times.mean * np.log(u))
     s = math.sqrt(math.log1p(times.spread**2))
-    return np.asarray(times.mean * np.exp(s * ndtri(u) - s * s / 2))
+    return np.asarray(np.exp(s * ndtri(u) - s * s / 2))
 
 
 @lru_cache(maxsize=4096)

@@ -25,10 +25,10 @@ EVENTS = {
 BY_TURNS = ["Meet", "Release"] * 4  # four nodes, each of which averages what others have released
 
 
-def events(folder, name, steps=3):
+def events(folder, name, steps=3, **more):
     """Return the names of the events of each of the first steps."""
     values = tomllib.loads(runs.SMALL)
-    values["algorithm"] = {"name": name, "steps": 9, "step_size": 0.1}
+    values["algorithm"] = {"name": name, "steps": 9, "step_size": 0.1} | more
     values["graph"] = {"name": "ring"} if ALGORITHMS[name].network == "undirected" else {}
     if not ALGORITHMS[name].private:
         del values["privacy"]
@@ -55,3 +55,8 @@ def events(folder, name, steps=3):
 def test_the_events_of_a_step(tmp_path, name):
     method = ALGORITHMS[name]
     assert events(tmp_path, name) == [BY_TURNS if method.asynchronous else EVENTS[method.network]] * 3
+
+
+@pytest.mark.parametrize("name", ["privsgp", "privsgp-vr", "privsgp-sag"])
+def test_a_message_of_local_steps_comes_after_a_release_for_each(tmp_path, name):
+    assert events(tmp_path, name, local_steps=3) == [["Release"], ["Release"], ["Release", "Exchange"]]

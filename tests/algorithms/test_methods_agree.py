@@ -15,7 +15,7 @@ import reference_soteria
 from privsgp.algorithms import ALGORITHMS
 from privsgp.graph import make
 from privsgp.randomness.coins import draw
-from privsgp.research.soteriafl import CompressionOptions
+from privsgp.research.soteriafl import _CompressionOptions
 from reference_given import Given
 from settings import settings_of
 
@@ -127,7 +127,7 @@ def test_srm_agrees_with_its_plain_loop(options, alpha):
 
 def compress_one(setting, settings):
     """The engine's compressor for one node, as the plain loop wants it."""
-    C = settings.own(CompressionOptions).make(setting.layout.dim)
+    C = settings.own(_CompressionOptions).make(setting.layout.dim)
 
     def one(k, i, v):
         rows = torch.zeros(len(setting.samples), len(v), dtype=torch.float64)

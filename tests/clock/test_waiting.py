@@ -46,7 +46,7 @@ def test_time_grows_with_every_gradient_and_is_never_below_a_single_nodes(table,
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_node_waits_for_itself_and_its_senders_and_for_nobody_else(name):
-    network, times = graph.make(name, NODES), Times(NODES, "exponential", seed=2)
+    network, times = graph.make(name, NODES), Times(NODES, spread=1.0, seed=2)
     waiting, t = Waiting(times, network, 0.25), np.zeros(NODES)
     for k in range(STEPS):
         done = [t[j] + times.gradient(j, k) for j in range(NODES)]

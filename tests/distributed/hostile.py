@@ -82,7 +82,7 @@ def send(rank: int, *, liar: int, step: int, how: str) -> None:
         if rank == liar and self.world.step >= step and how not in ("short", "nothing", "long", "flipped"):
             x, w = x.clone(), w.clone()
             number = float(how.removeprefix("w="))
-            (w if how.startswith("w=") else x)[-1] = number
+            (w if how.startswith("w=") else x.view(torch.float32))[-1] = number
         return packed(self, message, parcel, x, w)
 
     def _other(message: Any, how: str) -> Any:

@@ -48,6 +48,20 @@ def test_every_algorithm(tmp_path, algorithm, sigma):
     assert models[0] == models[1]
 
 
+@pytest.mark.parametrize(("processes", "bits", "local", "network"), [(3, 4, 3, "random"), (2, 8, 1, "exponential")])
+def test_messages_of_few_bits_and_local_steps(tmp_path, processes, bits, local, network):
+    """With noise that pairs share, too: every layout has the same codes."""
+    config = runs.small(tmp_path, cluster.IRREGULAR.replace("checkpoint_every = 5", f"[transport]\nbits = {bits}"))
+    options = runs.changes(algorithm__local_steps=local, graph__name=network, privacy__noise="pairwise")
+    options += ["--set=graph.degree="] * (network != "random")
+    one = runs.train(config, tmp_path / "one", *options)
+    many = cluster.train(tmp_path / "said", config, tmp_path / "many", processes, *options)
+    for file in ("model.safetensors", *(f"nodes/{i}.safetensors" for i in range(11))):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "many" / file).read_bytes(), file
+    assert runs.charged(tmp_path / "many") == runs.charged(tmp_path / "one") == [24] * 11
+    assert many["bytes_sent"] == one["bytes_sent"]
+
+
 def test_budgets_are_calibrated_by_their_owners_and_known_to_all(tmp_path):
     text = cluster.IRREGULAR.replace(cluster.IRREGULAR.split("[privacy]\n")[1].split("\n")[0], "epsilon = 6.0")
     config, options = runs.small(tmp_path, text), runs.changes(algorithm__name="privsgp", algorithm__steps=6)

@@ -14,7 +14,7 @@ import runs
 
 ASYNCHRONOUS = (
     runs.SMALL.replace("sigma = 0.05", "epsilon = 2.0\nspare = 0.5").replace('"privsgp"', '"adp2-sgd"')
-    + '[graph]\nname = "ring"\n[clock]\ncompute = "exponential"\nstragglers = [2]\nslowdown = 4.0\n'
+    + '[graph]\nname = "ring"\n[clock]\nspread = 1.0\nstragglers = [2]\nslowdown = 4.0\n'
 )
 SECRET = ASYNCHRONOUS.replace("seed = 7\n", "")
 FILES = ("model.safetensors", "nodes/0.safetensors", "nodes/3.safetensors")

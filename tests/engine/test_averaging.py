@@ -40,13 +40,15 @@ def _run(release, states):
 
 def test_the_tail_is_the_mean_of_the_last_steps():
     states = list(_states(10))
-    out = _run(FinalModel("tail", share=0.3), states)
+    out = _run(FinalModel(average="tail", average_share=0.3), states)
     torch.testing.assert_close(out.x, sum(s.x for s in states[-3:]) / 3)
     torch.testing.assert_close(out.w, sum(s.w for s in states[-3:]) / 3)
     torch.testing.assert_close(out.z, out.x / out.w[:, None])
 
 
-@pytest.mark.parametrize("release", [FinalModel(), FinalModel("tail", share=0.2)], ids=["none", "not begun"])
+@pytest.mark.parametrize(
+    "release", [FinalModel(), FinalModel(average="tail", average_share=0.2)], ids=["none", "not begun"]
+)
 def test_without_an_average_the_state_is_released(release):
     states = list(_states(10))
     averaging = Averaging(release, 10, states[0])

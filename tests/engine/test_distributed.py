@@ -35,7 +35,7 @@ X, W = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), torch.tensor([0.5, 1.5]
 
 def _sent(pair, x=X, w=W):
     sender = pair[1]
-    return sender._packed(sender._room(2), torch.arange(len(x)), x, w).clone()
+    return sender._packed(sender._room(2, 12), torch.arange(len(x)), x.view(torch.uint8), w).clone()
 
 
 def test_an_honest_message_comes_as_it_was_sent(pair):
@@ -47,12 +47,12 @@ def test_an_honest_message_comes_as_it_was_sent(pair):
 def test_memory_for_messages_is_zero(pair):
     dirty = [torch.full((128,), 7, dtype=torch.uint8) for _ in range(100)]
     del dirty
-    assert not pair[0]._room(2).any()
+    assert not pair[0]._room(2, 12).any()
 
 
 @pytest.mark.parametrize("kept", [0, 8, 40, 79])
 def test_a_short_message_is_refused(pair, kept):
-    there, whole = pair[0]._room(2), _sent(pair)
+    there, whole = pair[0]._room(2, 12), _sent(pair)
     there[:kept].copy_(whole[:kept])  # what gloo does with it
     with pytest.raises(Refused, match="process 1 sent something at step 7 that is no message of 80 bytes"):
         pair[0]._checked(there, 1, range(2, 4))

@@ -33,6 +33,7 @@ pytestmark = pytest.mark.usefixtures("entered")
 METHODS = [
     {"name": "sgp"},
     {"name": "privsgp"},
+    {"name": "privsgp", "local_steps": 5},
     {"name": "privsgp-vr", "difference_scale": 1},
     {"name": "privsgp-vr", "difference_scale": 1, "difference_clip": 0.5},
     {"name": "privsgp-vr", "difference_scale": 1, "table_dtype": "bfloat16"},

@@ -35,6 +35,7 @@ def _kill_often(config, out, times, draw, *options):
         ("privsgp-vr", runs.SMALL),
         ("privsgp-vr", _budget(runs.SMALL).replace("[engine]", "difference_scale = 0.2\n[engine]")),
         ("privsgp-sag", _budget(runs.SMALL)),
+        ("privsgp-vr", runs.SMALL.replace("[engine]", "local_steps = 3\n[transport]\nbits = 4\n[engine]")),
         ("privsgp", _budget(runs.SMALL)),
         ("dp2-sgd", _budget(runs.SMALL) + RING),
         ("ldp-svrg", _budget(runs.SMALL)),

@@ -113,7 +113,7 @@ def test_the_parabola():
 
 
 def test_a_run_that_averages_is_rehearsed_with_the_average(rehearsal):
-    spec, tail = plain(0.01), Rehearsal(rehearsal.model, rehearsal.loss, rehearsal.runs, FinalModel("tail"))
+    spec, tail = plain(0.01), Rehearsal(rehearsal.model, rehearsal.loss, rehearsal.runs, FinalModel(average="tail"))
     states = [state.z.clone() for state in rehearsal.states(spec, 5.0, 8, [0, 1])]
     assert torch.allclose(tail.ends(spec, 5.0, 8), torch.stack(states[4:]).mean(0), atol=1e-5)
     assert torch.equal(rehearsal.ends(spec, 5.0, 8), states[-1])

@@ -38,7 +38,7 @@ def test_runs_are_done_once_and_come_back_in_their_order(tmp_path):
     tasks = [(configured(step_size=s), tmp_path / str(s)) for s in (0.5, 0.1)]
     told = []
     first = pool.run_all(tasks, jobs=2, watch=told.append)
-    assert told[-1] == 40
+    assert told[-1] == 2
     assert [run.summary["name"] for run in first] == ["run", "run"]
     assert first[0].summary["test_loss"] < first[1].summary["test_loss"]
     before = runs.contents(tmp_path)
@@ -61,7 +61,7 @@ def test_a_run_whose_crash_left_no_budget_is_made_again_whole(tmp_path, monkeypa
     path.write_text(path.read_text().replace("checkpoint_every = 7", "checkpoint_every = 0"))
     assert runs.killed("train", path, "--out", tmp_path / "half", steps=20)
     monkeypatch.setattr(budget_guard, "device_of", lambda _: SimpleNamespace(in_host_memory=False))
-    pool._run(configs.read(path), tmp_path / "half", None, lambda *_: None)
+    pool._run(configs.read(path), tmp_path / "half", None)
     monkeypatch.undo()
     (found,) = pool.run_all([(configs.read(path), tmp_path / "half")])
     assert (found.summary["steps"], found.summary["ended"]) == (30, None)
@@ -108,9 +108,9 @@ def test_a_signal_that_comes_where_exceptions_are_lost_is_heard_all_the_same(tmp
     assert not (tmp_path / "x" / "summary.json").exists()
 
 
-def test_a_signal_that_comes_with_the_last_step_is_heard(tmp_path):
+def test_a_signal_that_comes_with_the_last_run_is_heard(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        pool.run_all([(configured(), tmp_path / "x")], watch=lambda n: n == 20 and os.kill(os.getpid(), signal.SIGINT))
+        pool.run_all([(configured(), tmp_path / "x")], watch=lambda n: n == 1 and os.kill(os.getpid(), signal.SIGINT))
 
 
 @contextlib.contextmanager

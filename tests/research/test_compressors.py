@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from privsgp.research.soteriafl import CompressionOptions
+from privsgp.research.soteriafl import _CompressionOptions
 
 KINDS = [
     {},
@@ -21,7 +21,7 @@ def bits(k):
 @pytest.mark.parametrize("settings", KINDS)
 def test_it_is_unbiased_and_varies_as_it_says(settings):
     v = torch.randn(2, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    C = CompressionOptions(**settings).make(10)
+    C = _CompressionOptions(**settings).make(10)
     samples = torch.stack([C(v.clone(), bits(k)) for k in range(4000)])
     spread = (samples - v).square().sum(-1).mean(0)
     length = v.square().sum(-1)
@@ -35,7 +35,7 @@ def test_it_is_unbiased_and_varies_as_it_says(settings):
 @pytest.mark.parametrize("settings", KINDS)
 def test_nodes_have_coins_of_their_own_and_the_same_bits_give_the_same_message(settings):
     v = torch.ones(2, 40, dtype=torch.float64) + torch.arange(40) / 40
-    C = CompressionOptions(**settings).make(40)
+    C = _CompressionOptions(**settings).make(40)
     once, again, later = C(v.clone(), bits(1)), C(v.clone(), bits(1)), C(v.clone(), bits(2))
     assert torch.equal(once, again)
     if settings:
@@ -47,13 +47,13 @@ def test_nodes_have_coins_of_their_own_and_the_same_bits_give_the_same_message(s
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_nothing_stays_nothing(settings, dtype):
     zero = torch.zeros(3, 7, dtype=dtype)
-    out = CompressionOptions(**settings).make(7)(zero.clone(), bits(0))
+    out = _CompressionOptions(**settings).make(7)(zero.clone(), bits(0))
     assert torch.equal(out, zero)
 
 
 def test_a_message_has_the_bytes_of_what_is_in_it():
     def size(**settings):
-        return CompressionOptions(**settings).make(1000).kept * 4
+        return _CompressionOptions(**settings).make(1000).kept * 4
 
     assert size() == 4000
     assert size(kept=0.05) == 200

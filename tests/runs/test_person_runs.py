@@ -15,7 +15,7 @@ from privsgp.accounting.book import Book
 from privsgp.accounting.statements import statements
 from privsgp.algorithms import Drawn, Exchange, Release, State
 from privsgp.algorithms.block import Randomness
-from privsgp.audit.attack import ZeroedOut
+from privsgp.audit.attack import _ZeroedOut
 from privsgp.data import persons
 from privsgp.data.dataset import from_arrays, stack
 from privsgp.engine.drive import drive
@@ -276,7 +276,7 @@ def released(spec, absent):
     present = torch.ones(learning.inputs.shape[:2], dtype=torch.bool)
     present[:, absent] = False
     gradient = of_samples(gradients(learning.model, learning.loss, learning.made_up()), learning.rows)
-    block = ZeroedOut(
+    block = _ZeroedOut(
         mechanisms=spec.mechanisms, inputs=learning.inputs, targets=learning.targets, gradient=gradient,
         random=Everybody(2, 20), step_size=lambda _k: 1.0, present=present, taken=torch.zeros_like(present),
     )  # fmt: skip

@@ -75,6 +75,7 @@ class Settings:
     nodes: int = 1
     trust: Trust = "per-node"
     spare: int = 0  # steps that may have to be made again
+    local_steps: int = 1  # τ: steps of a message
     options: Options | None = None  # None: the algorithm's own defaults
 
     def own(self, kind: type[OwnOptions]) -> OwnOptions:

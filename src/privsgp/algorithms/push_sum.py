@@ -6,6 +6,9 @@
 9       x_i^{k+½} = x_i − γ g_i       `update_rule` may give nodes weights, momentum or steps of one length
 10-13   x_i = Σ_j P_ij x_j^{k+½},  w_i = Σ_j P_ij w_j
 14      z_i = x_i / w_i
+
+With τ = `local_steps` > 1, lines 10-13 come at every τ-th step only. Each step before has noise of its own, and of its
+pairs, before the next gradient is taken: a message is made of τ releases, and the ledger has all of them.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ class PushSum(Algorithm):
         g = self.recorded(s.z, self.block.random.sample(k))  # 5-7
         x = self.block.descend(k, g, s.x)  # 8-9: x −= γ (g + noise)
         yield Release(x)
-        x, w = yield Exchange(x, s.w)  # 10-13
+        w = s.w
+        if (k + 1) % self.settings.local_steps == 0:
+            x, w = yield Exchange(x, w)  # 10-13
         return State(x, w, torch.div(x, w.to(x.dtype)[:, None], out=s.z))  # 14: z = x / w
 
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZeroedOut(Block):
+class _ZeroedOut(Block):
     """A block in which absent records count as the relation says: gradient and table entry are 0 throughout."""
 
     present: Tensor  # [m, J + 1]
@@ -90,7 +90,7 @@ class Attacked(Randomness):
         present = torch.ones(learning.inputs.shape[:2], dtype=torch.bool, device=learning.inputs.device)
         present[:, : canaries.count] = torch.from_numpy(canaries.present)
         self._taken = torch.zeros_like(present)
-        block = ZeroedOut(
+        block = _ZeroedOut(
             mechanisms=spec.mechanisms, inputs=learning.inputs, targets=learning.targets, random=self,
             gradient=of_samples(stack(self.model, learning.loss, learning.made_up(), rules=spec.rules), learning.rows),
             step_size=spec.step_size, present=present, taken=self._taken,
@@ -131,6 +131,8 @@ class Attacked(Randomness):
         """Look at every message that is released; nothing is mixed, since the adversary chooses what a node gets."""
         if isinstance(event, Release):
             self._look(k, event.message)
+            if self.spec.settings.local_steps > 1:  # the next gradient may be taken at what was released
+                self._before, self._coming = self._columns(event.message).clone(), None
         if not isinstance(event, Exchange):
             return None
         lure = k % len(self.lures)
@@ -140,7 +142,10 @@ class Attacked(Randomness):
 
     def sample(self, k: int) -> list[Drawn]:
         """Choose where to look at this step: along the gradient, or along its change where that is what is sent."""
-        if (coming := self._coming) is not None:
+        coming = self._coming
+        if coming is None and k > 0:
+            coming = self._canary_gradients(self.state.z)
+        if coming is not None:
             change = coming - self._gradient if self.spec.protection.mechanisms[0].weighted else coming
             self._gradient, self._direction = coming, _unit(change)
         self._taken.zero_()  # gradients may have been taken to fill a table
@@ -321,7 +326,7 @@ def _wrong(problem: Problem, canaries: Canaries, inputs: NDArray[np.float32]) ->
 ROUNDING = 1.02  # by which the grid may add to the variance of a sum of own noise
 
 
-class Told:
+class _Told:
     """A source of pairs' numbers that lets the attacker read along."""
 
     def __init__(self, source: Normals, columns: Callable[[Tensor], Tensor]) -> None:
@@ -343,7 +348,7 @@ class Told:
 class Collusion:
     """The attack on one run's shared noise: `honest` nodes are left, each of them attacked in its turn."""
 
-    def __init__(self, covariance: PairwiseCovariance, honest: int, told: Told) -> None:
+    def __init__(self, covariance: PairwiseCovariance, honest: int, told: _Told) -> None:
         self.covariance, self.told = covariance, told
         self._sets = [worst(covariance, i, honest) for i in range(covariance.graph.nodes)]
         self._guesses = [_regression(covariance, H) for H in self._sets]
@@ -394,8 +399,8 @@ def _regression(covariance: PairwiseCovariance, honest: Sequence[int]) -> list[f
     return [float(b) for b in np.linalg.solve(S[1:, 1:], S[1:, 0])]
 
 
-def listen(node_noise: object, columns: Callable[[Tensor], Tensor]) -> Told:
+def listen(node_noise: object, columns: Callable[[Tensor], Tensor]) -> _Told:
     """Have the numbers of a process's pairs told to the attacker; pairs are then drawn one by one, never together."""
-    told: list[Told] = []
-    node_noise.overhear(lambda source: told.append(Told(source, columns)) or told[0])  # type: ignore[attr-defined, func-returns-value]
+    told: list[_Told] = []
+    node_noise.overhear(lambda source: told.append(_Told(source, columns)) or told[0])  # type: ignore[attr-defined, func-returns-value]
     return told[0]

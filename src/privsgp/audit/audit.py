@@ -70,7 +70,7 @@ def silent(_words: str, _steps: int) -> Iterator[Callable[[int], None]]:
 
 
 @dataclass(frozen=True)
-class NodeAudit:
+class _NodeAudit:
     """What was found about one node; `alarms` says in words what contradicts its claim, and is empty if nothing does.
 
     `epsilon_claimed` is the node's budget, or the certified ε where noise was fixed by hand. `shift` is the farthest
@@ -101,7 +101,7 @@ class AuditReport:
     canaries: int
     observations: int
     confidence: float
-    nodes: tuple[NodeAudit, ...]
+    nodes: tuple[_NodeAudit, ...]
     assumptions: tuple[str, ...] = ASSUMPTIONS
 
     @property
@@ -209,7 +209,7 @@ def _run(spec: RunSpec, canaries: Canaries, number: int, done: Callable[[int], N
 
 def _judge(
     spec: RunSpec, node: int, present: Scores, absent: Scores, inside: dict[str, float], alpha: float
-) -> NodeAudit:
+) -> _NodeAudit:
     """Turn the scores of a node's present and absent canaries into a verdict."""
     p, mechanism = spec.protection, spec.protection.mechanisms[node]
     delta, budget = p.deltas[node], p.budgets[node]
@@ -222,7 +222,7 @@ def _judge(
 
     # The ε of all releases with the least noise that the messages contradict is a lower bound.
     factor = statistics.least_noise(present, absent, lambda factor: _allowed(noisier(factor)), alpha)
-    found = NodeAudit(
+    found = _NodeAudit(
         node=node,
         delta=delta,
         epsilon_claimed=epsilon(1.0) if budget is None else budget,
@@ -236,7 +236,7 @@ def _judge(
     return dataclasses.replace(found, alarms=_alarms(found, alpha))
 
 
-def _alarms(found: NodeAudit, alpha: float) -> tuple[str, ...]:
+def _alarms(found: _NodeAudit, alpha: float) -> tuple[str, ...]:
     tests = (
         (found.noise_p, "there is less noise in its messages than declared"),
         (found.correlation_p, "its noise is not independent of the noise of other steps or nodes"),

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 
-class DirichletOptions(Options):
+class _DirichletOptions(Options):
     """Label skew: each class is cut among the nodes in Dirichlet(α) shares."""
 
     # Above 1e9 the shares are equal to six digits; far above, their sum overflows.
     alpha: Annotated[float, Field(gt=0, le=1e9)] = option(0.5, "α: smaller is more skewed")
 
 
-PARTITIONS: dict[str, type[Options]] = {"even": Options, "dirichlet": DirichletOptions, "sorted": Options}
+PARTITIONS: dict[str, type[Options]] = {"even": Options, "dirichlet": _DirichletOptions, "sorted": Options}
 KINDS = tuple(PARTITIONS)
 
 

@@ -1,4 +1,4 @@
-"""Published data sets: digits, MNIST (idx), CIFAR-10 (its binary version) and a9a (LIBSVM text).
+"""_Published data sets: digits, MNIST (idx), CIFAR-10 (its binary version) and a9a (LIBSVM text).
 
 A damaged file is refused with its path.
 """
@@ -125,7 +125,7 @@ def _a9a(data_dir: Path | None) -> tuple[Array, ...]:
     return *read_libsvm(train, A9A_FEATURES), *read_libsvm(test, A9A_FEATURES)
 
 
-class Published(NamedTuple):
+class _Published(NamedTuple):
     """A published data set; its values go from 0 to `full`, and are brought to a public mean and deviation."""
 
     read: Callable[[Path | None], tuple[Array, ...]]
@@ -145,9 +145,9 @@ class Published(NamedTuple):
 
 
 PUBLISHED = {
-    "digits": Published(_digits, 10, 16, (0.3,), (0.37,)),
-    "mnist": Published(_mnist, 10, 255, (0.1307,), (0.3081,)),
-    "cifar10": Published(_cifar10, 10, 255, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "a9a": Published(_a9a, 2),
+    "digits": _Published(_digits, 10, 16, (0.3,), (0.37,)),
+    "mnist": _Published(_mnist, 10, 255, (0.1307,), (0.3081,)),
+    "cifar10": _Published(_cifar10, 10, 255, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "a9a": _Published(_a9a, 2),
 }
 BUILT_IN = tuple(PUBLISHED)  # published data sets: their test sets are public

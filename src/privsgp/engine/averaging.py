@@ -6,7 +6,6 @@ of the average models, and each node's x̄_i / w̄_i its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import torch
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 _SHARE = 0.5  # of the steps, if none is given
 
 
-class FinalModelOptions(Options):
+class FinalModel(Options):
     """Which model a run ends with."""
 
     average: Literal["none", "tail"] = option("none", "of iterates: the model that is released")
@@ -42,24 +41,15 @@ class FinalModelOptions(Options):
         return self
 
     @property
-    def final_model(self) -> FinalModel:
-        """The meaning of these options."""
-        return FinalModel(self.average, self.average_share or FinalModel.share, self.final_mixing)
-
-
-@dataclass(frozen=True)
-class FinalModel:
-    """The final model: an average over `share` of the iterates, and rounds of mixing without gradients."""
-
-    average: Literal["none", "tail"] = "none"
-    share: float = _SHARE
-    mixing: int = 0
+    def share(self) -> float:
+        """The share of the steps that an average is taken over."""
+        return self.average_share or _SHARE
 
     @property
     def text(self) -> str:
-        """Say what model.safetensors is."""
+        """What model.safetensors is, in words."""
         tail = f"averaged over the last {self.share:.0%} of the steps"
-        mixed = f", mixed {self.mixing} times more" if self.mixing else ""
+        mixed = f", mixed {self.final_mixing} times more" if self.final_mixing else ""
         return (tail if self.average == "tail" else "of the last step") + mixed
 
 

@@ -96,19 +96,24 @@ class BudgetGuard:
             ledger.unlock()
 
     def reserve(self, k: int) -> bool:
-        """Tell whether step k is paid for by every node, paying where it is not; False when a budget is spent."""
-        if not self.ledgers or k < self._until:
+        """Tell whether every node has paid for step k, paying where it has not; False when a budget is spent.
+
+        Guarantee: all steps of its message are paid for, or none of them is taken.
+        """
+        every = self.spec.settings.local_steps
+        whole = k - k % every + every
+        if not self.ledgers or whole <= self._until:
             return True
         if self._reach is None:  # asked once: all processes count on from there alike
             pairs = zip(self.ledgers, self.spec.mechanisms, strict=True)
             own = min(self._reach_of(ledger, mechanism, k) for ledger, mechanism in pairs)
             self._reach = min(self.world.all_gather(own, between(0, self.spec.steps)))
-        stop = min(self._stop(k), self._reach)
-        if stop > k and all(together(self.ledgers, lambda ledger: self._pay(ledger, k, stop))):
+        stop = min(max(self._stop(k), whole), self._reach)
+        if stop >= whole and all(together(self.ledgers, lambda ledger: self._pay(ledger, k, stop))):
             self._until = stop
-        return k < self._until
+        return whole <= self._until
 
-    def settle(self, k: int, x: Tensor) -> None:
+    def check_resumed(self, k: int, x: Tensor) -> None:
         """Note the messages of the last committed step where a crash came between the two; x are the committed ones.
 
         Guarantee: steps after the commit were not sent. A ledger that knows of one has a commit that was put back, and
@@ -193,7 +198,7 @@ class BudgetGuard:
 
     def _reach_of(self, ledger: Ledger, mechanism: Mechanism, k: int) -> int:
         """Return the step up to which a node can pay; a simulation goes on for nothing over steps already paid for."""
-        left, numbers = ledger.segment.left, self._between(ledger, k)
+        left, numbers = ledger.segment.remaining, self._between(ledger, k)
         paid = max(0, ledger.segment.stop - numbers.start) if self._knows_unsent else 0
         again, most = ledger.segment.charged - paid - numbers.start, mechanism.redo_limit
         if ledger.segment.closed or (most is not None and again > most):

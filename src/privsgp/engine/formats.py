@@ -5,9 +5,11 @@ Keys beyond these are left as they are: releases may add some, and nobody relies
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+
+from privsgp import metrics
 
 _Whole = Annotated[int, Field(ge=0, le=2**53)]
 _Number = float | None
@@ -98,16 +100,20 @@ class Evaluated(_Kept):
     metrics: list[_Metric]
 
 
-class _Evaluated(_Kept):
-    test_accuracy: _Number = None
-    mean_node_accuracy: _Number = None
-    worst_node_accuracy: _Number = None
-    test_loss: _Number = None
-    train_loss: _Number = None
-    consensus_error: _Number = None
+_TESTED = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "train_loss", "consensus_error")
 
 
-class Summary(_Evaluated):
+def _numbers(*names: str) -> type[_Kept]:
+    """Return a format with a number, or nothing, under each of these names."""
+    fields: Any = dict.fromkeys(names, (_Number, None))
+    return create_model("Numbers", __base__=_Kept, **fields)
+
+
+_Evaluated: Any = _numbers(*_TESTED)
+_Measured: Any = _numbers(*_TESTED, *metrics.NAMES, "steps_per_second")
+
+
+class Summary(_Measured):  # type: ignore[misc]
     """summary.json."""
 
     version: Literal[1] = 1
@@ -121,16 +127,6 @@ class Summary(_Evaluated):
     sites: list[str] | None = None
     steps: _Whole
     dim: _Whole
-    accuracy: _Number = None
-    balanced_accuracy: _Number = None
-    f1: _Number = None
-    auc: _Number = None
-    log_loss: _Number = None
-    brier: _Number = None
-    calibration_error: _Number = None
-    r2: _Number = None
-    mae: _Number = None
-    rmse: _Number = None
     baseline: dict[str, _Number] | None = None
     own_metrics: dict[str, _Number] | None = None
     dull: list[str] | None = None
@@ -148,10 +144,9 @@ class Summary(_Evaluated):
     virtual_seconds: float
     bytes_sent: _Whole
     seconds: float
-    steps_per_second: _Number = None
 
 
-class Evaluation(_Evaluated):
+class Evaluation(_Evaluated):  # type: ignore[misc]
     """A line of metrics.jsonl; its first has no step."""
 
     version: Literal[1] = 1

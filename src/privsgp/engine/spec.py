@@ -25,6 +25,8 @@ from privsgp.gradients.rounding import kappa, sum_error, table_error
 from privsgp.gradients.rules.ruled import positions
 from privsgp.randomness.coins import capacity
 from privsgp.randomness.noise import IndependentNoise
+from privsgp.seeds import public_seed
+from privsgp.transport.rounding import Rounding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -91,7 +93,7 @@ class Learning:
 
 
 @dataclass(frozen=True)
-class Protection:
+class NodeBudgets:
     """What is promised: one mechanism and one budget per node, and how many releases that budget pays for.
 
     `epsilon(node, releases)` is the certified ε of so many releases. `allowance` is, for each node, the number of its
@@ -138,7 +140,7 @@ class RunSpec:
     seed: int | None
     shared_hash: str
     learning: Learning
-    protection: Protection
+    protection: NodeBudgets
     algorithm: type[Algorithm]
     settings: Settings
     graph: Graph
@@ -159,6 +161,7 @@ class RunSpec:
     card: Mapping[str, Any] = field(default_factory=dict)  # what a model's file says of the model
     sites: Sequence[str] = ()  # what people call the nodes
     pretraining: str | None = None  # what the samples' encoder was learnt from: it stands beside every number
+    bits: int = 32  # of a number of a message
     share_metrics: bool = True  # metrics on test data: told to peers and kept for others to read; else in private/
 
     @cached_property
@@ -198,11 +201,16 @@ class RunSpec:
         """The samples of a node that a pass has room for, by the mechanisms of all nodes: the same in every process."""
         return max(capacity(m, self.nodes) for m in set(self.protection.mechanisms))
 
-    def part(self, nodes: slice) -> RunSpec:
+    def for_nodes(self, nodes: slice) -> RunSpec:
         """Return the same run for some of the nodes here."""
         own = self.learning
         some = replace(own, inputs=own.inputs[nodes], targets=own.targets[nodes], samples=own.samples[nodes])
         return replace(self, block=self.here[nodes], learning=some)
+
+    def rounding(self, x: Tensor) -> Rounding | None:
+        """Return what rounds messages of the nodes here, which begin with the rows of x; None if nothing does."""
+        seed = public_seed(self.seed, self.shared_hash, "rounding")
+        return None if self.bits == 32 else Rounding(self.bits, seed, self.graph, x, self.here)
 
     @property
     def apart(self) -> bool:

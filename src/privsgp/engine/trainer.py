@@ -132,8 +132,8 @@ class Trainer:
 
     def _connect(self) -> Transport:
         """Return what carries the messages."""
-        graph, x = self.spec.graph, self.state.x
-        return InProcess(graph, x) if self.world.alone else TorchDistributed(graph, x, self.world)
+        graph, x, rounding = self.spec.graph, self.state.x, self.spec.rounding(self.state.x)
+        return InProcess(graph, x, rounding) if self.world.alone else TorchDistributed(graph, x, self.world, rounding)
 
     def _driver(self, sent: int = 0) -> RunDriver:
         """Return what does what the events of a step ask for; so many bytes were sent before."""
@@ -155,7 +155,7 @@ class Trainer:
             shares = [share for block, nodes in each for share in clip_reached(block, start[nodes], final.z[nodes])]
             self.folder.keep_clip({"step": k, "clip_reached": shares})
         s = self._gathered(final)
-        mixed = self.spec.final_model.mixing or k < self.spec.steps  # since the last row
+        mixed = self.spec.final_model.final_mixing or k < self.spec.steps  # since the last row
         if s is not None and (not rows or rows[-1]["step"] != k or not self.transport.local or mixed):
             rows = [row for row in rows if row["step"] < k] + [self.evaluator.measured(k, seconds, s)]
             self.folder.write_metrics(rows, self._mark)
@@ -174,7 +174,8 @@ class Trainer:
 
     def _mixed_on(self, k: int, s: State) -> State:
         """Mix without gradients, so that the nodes agree: of what was sent before, nothing new is revealed."""
-        for r in range(k, k + self.spec.final_model.mixing):
+        every = self.spec.settings.local_steps
+        for r in range(k + -(k + 1) % every, k + self.spec.final_model.final_mixing * every, every):
             s = State.debiased(*self.driver(r, Exchange(s.x, s.w)))
         return s
 
@@ -268,7 +269,7 @@ class Trainer:
             return [Group(slices[0], spec.algorithm(block, spec.settings))]
         loss, groups = one_at_a_time(loss), []
         for nodes in slices:
-            part = spec.part(nodes)
+            part = spec.for_nodes(nodes)
             block = self._block(part, Ruled(self.model, self.layout, loss), self.randomness.of(part))
             groups.append(Group(nodes, spec.algorithm(block, spec.settings)))
         return groups
@@ -306,7 +307,8 @@ class Trainer:
         if len(self.groups) > 1:
             return self._together
         source = self.randomness.node_noise.kernel_source
-        if self.transport.local and source is not None and isinstance(self.algorithm, PushSum):
+        whole = self.spec.bits == 32 and self.spec.settings.local_steps == 1  # the kernels know no other messages
+        if self.transport.local and whole and source is not None and isinstance(self.algorithm, PushSum):
             return chosen(self.algorithm, self.spec.graph, source, self.state.x)
         return self.algorithm.step
 

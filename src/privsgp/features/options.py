@@ -34,7 +34,7 @@ class ScatteringOptions(Options):
         return self
 
 
-class SyntheticOptions(Options):
+class _SyntheticOptions(Options):
     """A network that was trained on made-up images only, then whitening."""
 
     components: Count | None = option(None, f"directions that whitening keeps; left out: {COMPONENTS}")
@@ -44,7 +44,7 @@ class SyntheticOptions(Options):
 
 
 FEATURES: dict[str, type[Options]] = {
-    "none": Options, SCATTERING: ScatteringOptions, WORDLLAMA: Options, SYNTHETIC: SyntheticOptions,
+    "none": Options, SCATTERING: ScatteringOptions, WORDLLAMA: Options, SYNTHETIC: _SyntheticOptions,
 }  # fmt: skip
 
 

@@ -1,6 +1,8 @@
 """Networks: the shares that nodes send at step `k`, the paper's assumptions, and the traffic."""
 
 from privsgp.graph.assumptions import check, check_symmetric
-from privsgp.graph.sequences import GRAPHS, NAMES, Edges, Graph, make, unconnected
+from privsgp.graph.sequences import GRAPHS, NAMES, Edges, EveryFew, Graph, make, unconnected
 
-__all__ = ["GRAPHS", "NAMES", "Edges", "Graph", "check", "check_symmetric", "make", "unconnected"]
+__all__ = [
+    "GRAPHS", "NAMES", "Edges", "EveryFew", "Graph", "check", "check_symmetric", "make", "unconnected",
+]  # fmt: skip

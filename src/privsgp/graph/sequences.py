@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import permutations
 from math import isqrt
 from typing import TYPE_CHECKING, Any
@@ -123,6 +123,38 @@ class Cyclic(Graph):
     def edges(self, k: int) -> Edges:
         """The shares that nodes send at step `k`."""
         return self.phases[k % len(self.phases)]
+
+
+@dataclass(frozen=True, eq=False)
+class EveryFew(Graph):
+    """A graph whose edges nodes use at every `every`-th step, one after the other; at the others each is by itself."""
+
+    base: Graph
+    every: int
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """That of the graph."""
+        return self.base.name
+
+    @property
+    def nodes(self) -> int:  # type: ignore[override]
+        """Those of the graph."""
+        return self.base.nodes
+
+    @property
+    def period(self) -> int | None:
+        """Steps after which the sequence starts again."""
+        return None if self.base.period is None else self.base.period * self.every
+
+    def edges(self, k: int) -> Edges:
+        """The shares that nodes send at step `k`: those of a message, or all to itself."""
+        message, before = divmod(k + 1, self.every)
+        return self._alone if before else self.base.edges(message - 1)
+
+    @cached_property
+    def _alone(self) -> Edges:
+        return _to_hops(self.nodes, [0])
 
 
 class RandomOptions(Options):

@@ -164,7 +164,7 @@ def _with_channels(input_shape: tuple[int, ...]) -> list[nn.Module]:
     return [nn.Unflatten(1, (1, input_shape[0]))] if len(input_shape) == 2 else []
 
 
-class MeanEmbedding(nn.Module):
+class _MeanEmbedding(nn.Module):
     """A linear model of the mean of a sequence's embeddings; token 0 fills sequences up and does not count."""
 
     def __init__(self, vocabulary: int, width: int, outputs: int) -> None:
@@ -185,4 +185,4 @@ def embedding(input_shape: tuple[int, ...], outputs: int, vocabulary: int | None
     if vocabulary is None or len(input_shape) != 1:
         what = f"model.name = 'embedding' with inputs of shape {list(input_shape)}, data.vocabulary = {vocabulary}"
         raise Refused(what, "it takes sequences of tokens: say data.vocabulary, or [data.text] for texts")
-    return MeanEmbedding(vocabulary, width, outputs)
+    return _MeanEmbedding(vocabulary, width, outputs)

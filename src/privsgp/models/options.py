@@ -7,14 +7,14 @@ from typing import Literal
 from privsgp.options import Count, Options, option
 
 
-class MLPOptions(Options):
+class _MLPOptions(Options):
     """A fully connected network."""
 
     hidden: Count | list[Count] = option(64, "width of the hidden layer, or a list with one width per layer")
     activation: Literal["relu", "sigmoid", "tanh"] = option("relu", "after each hidden layer")
 
 
-class EmbeddingOptions(Options):
+class _EmbeddingOptions(Options):
     """A linear model of the mean embedding of a sequence of tokens."""
 
     width: Count = option(32, "numbers that stand for a token")
@@ -23,8 +23,8 @@ class EmbeddingOptions(Options):
 MODELS: dict[str, type[Options]] = {
     "logistic": Options,
     "linear": Options,
-    "mlp": MLPOptions,
+    "mlp": _MLPOptions,
     "cnn": Options,
     "resnet18": Options,
-    "embedding": EmbeddingOptions,
+    "embedding": _EmbeddingOptions,
 }

@@ -99,7 +99,7 @@ class Plan:
     def between_sites(self) -> dict[str, float]:
         """Bytes that a site sends in `join`, and about how many seconds that takes over links of this speed."""
         rehearsal = self.planner.rehearsal
-        rounds = self.chosen.steps + rehearsal.final_model.mixing
+        rounds = self.chosen.steps + rehearsal.final_model.final_mixing
         each = self.messages * WIRE * (rehearsal.layout.dim + 1)
         return {"bytes": rounds * each, "seconds": rounds * (STEP + 2 * LATENCY + each / (self.link * 1e6 / 8))}
 
@@ -144,7 +144,7 @@ class Plan:
         made = c.method.mechanism(c.batch, round(n.mean_samples)).with_sigma(c.noise.common(c.steps))
         alike = n.sharing.solved(made.sigma, n.pair_ratio)
         mechanism = n.sharing.counted(made, alike)
-        told = n.sharing.told(alike, mechanism, n.releases(c.steps), n.delta, n.relation)
+        told = n.sharing.summary(alike, mechanism, n.releases(c.steps), n.delta, n.relation)
         mean = {"average_sigma": covariance.average_sigma, "message_sigma": covariance.message_sigma}
         return told | mean | {"independent_noise_in_average": self.deviation(c) / n.left}
 

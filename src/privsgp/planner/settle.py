@@ -66,7 +66,7 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, say:
     network = network_of(config, problem)
     source = source_of(config, config.plan.data, data_dir, problem)
     runs = runs_of(config, source, problem, data_dir)
-    rehearsal = Rehearsal(problem.model, problem.loss, runs, config.algorithm.final_model)
+    rehearsal = Rehearsal(problem.model, problem.loss, runs, config.algorithm)
     asked = {key: "auto" if key in config.algorithm.auto else getattr(config.algorithm, key) for key in AUTO}
     asked["clip"] = "auto" if CLIP in config.auto else config.privacy.clip
     batch = best_batch(network) if "batch" in config.algorithm.auto else config.algorithm.batch
@@ -92,7 +92,7 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, say:
         made = [
             stand_in.table(config.data.schema, end, samples=rows, seed=run) for run, end in enumerate(stand_in.ENDS)
         ]
-        ends = Rehearsal(problem.model, problem.loss, made, config.algorithm.final_model)
+        ends = Rehearsal(problem.model, problem.loss, made, config.algorithm)
     return Plan(p, make_graph(config), source, chosen, choices, why, asked, ends)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class AnchorOptions(Options):
+class _AnchorOptions(Options):
     """The common part of methods with anchors."""
 
     difference_clip: Positive | None = option(None, "C: clips each difference of two gradients; left out: 2G, no clip")
@@ -33,13 +33,13 @@ class AnchorOptions(Options):
     anchor_noise: Positive = option(1.0, "an anchor's noise, in units of σ")
 
 
-class PeriodicOptions(AnchorOptions):
+class _PeriodicOptions(_AnchorOptions):
     """Anchors that come again."""
 
     period: Count = option(10, "steps from one anchor to the next")
 
 
-class RecursiveOptions(AnchorOptions):
+class _RecursiveOptions(_AnchorOptions):
     """One anchor, then recursive momentum."""
 
     alpha: Share = option(0.1, "α: the share of the plain gradient; 1 is DP-SGD")
@@ -49,18 +49,18 @@ class Anchors(Algorithm):
     """A server method that remembers a `point` x' (the same row for every node) and an `estimate` [d] there."""
 
     network: ClassVar[Network] = "server"
-    Options: ClassVar[type[Options]] = PeriodicOptions
+    Options: ClassVar[type[Options]] = _PeriodicOptions
     alpha = 0.0
 
     @staticmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
         """Anchors and differences in turn."""
-        return _anchored(settings, settings.own(PeriodicOptions).period, sigma, batch, samples, kappa)
+        return _anchored(settings, settings.own(_PeriodicOptions).period, sigma, batch, samples, kappa)
 
     @property
     def difference_clip(self) -> float | None:
         """C, None for 2G."""
-        return self.settings.own(AnchorOptions).difference_clip
+        return self.settings.own(_AnchorOptions).difference_clip
 
     def begin(self, z: Tensor) -> None:
         """Set x' = x⁰; the first release is an anchor, so that nothing of the estimate is used before it is set."""
@@ -102,7 +102,7 @@ class Anchors(Algorithm):
 def _anchored(
     settings: Settings, period: int | None, sigma: float, batch: float, samples: int, kappa: float
 ) -> Anchored:
-    o = settings.own(AnchorOptions)
+    o = settings.own(_AnchorOptions)
     return Anchored(
         sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa,
         period=period, difference_clip=o.difference_clip, spare=settings.spare,
@@ -112,7 +112,7 @@ def _anchored(
 
 def _anchor_batch(settings: Settings, batch: float) -> float | None:
     """Return an anchor's batch of a node with batch b_i; the option is for the mean number of samples."""
-    given = settings.own(AnchorOptions).anchor_batch
+    given = settings.own(_AnchorOptions).anchor_batch
     if given is None:
         return None
     size = given / settings.batch * batch
@@ -134,17 +134,17 @@ class DPSRM(Anchors):
     name: ClassVar[str] = "dp-srm"
     trust: ClassVar[Trust] = "secure aggregation"
     trusts: ClassVar[tuple[Trust, ...]] = ("per-node", "secure aggregation")
-    Options: ClassVar[type[Options]] = RecursiveOptions
+    Options: ClassVar[type[Options]] = _RecursiveOptions
 
     def __init__(self, block: Block, settings: Settings) -> None:
         super().__init__(block, settings)
-        self.alpha = settings.own(RecursiveOptions).alpha
+        self.alpha = settings.own(_RecursiveOptions).alpha
 
     @staticmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
         """One anchor, then α g_j + (1 − α) clip(g_j − g_j', C)."""
         anchored = _anchored(settings, None, sigma, batch, samples, kappa)
-        anchored = anchored.changed(alpha=settings.own(RecursiveOptions).alpha)
+        anchored = anchored.changed(alpha=settings.own(_RecursiveOptions).alpha)
         return Summed(anchored, settings.nodes) if settings.trust == "secure aggregation" else anchored
 
     def direction(self, k: int, mean: Tensor, x: Tensor) -> Tensor:

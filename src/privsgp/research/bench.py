@@ -33,7 +33,6 @@ from privsgp.runs import train as training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from multiprocessing.sharedctypes import Synchronized
     from pathlib import Path
 
     from privsgp.audit.audit import Stage
@@ -69,26 +68,23 @@ def run_all(
     *,
     data_dir: Path | None = None,
     jobs: int | None = None,
-    watch: Callable[[int], None] = lambda _steps: None,
+    watch: Callable[[int], None] = lambda _done: None,
 ) -> list[Run]:
     """Run each configuration in its folder, unless that is done, and return all runs in the tasks' order.
 
-    `jobs` run at a time (default: one per core). `watch` is told how many steps are done, of all tasks together. On
-    Ctrl-C or SIGTERM every run in hand keeps a checkpoint, and KeyboardInterrupt is raised. A task that is refused
-    ends all of them.
+    `jobs` run at a time (default: one per core). `watch` is told how many are done. On Ctrl-C or SIGTERM every run in
+    hand keeps a checkpoint, and KeyboardInterrupt is raised. A task that is refused ends all of them.
     """
     if any(config.seed is None for config, _ in tasks):  # each would spend the nodes' budgets
         raise Refused("several runs without a seed", "they are simulations: give the config a seed (seed = 0)")
     waiting = [task for task in tasks if not _done(*task)]
-    before = sum(config.algorithm.steps for config, _ in tasks) - sum(c.algorithm.steps for c, _ in waiting)
-    steps, stopping, others = _PROCESSES.Value("q", 0), Stopping(), multiprocessing.active_children()
-    workers = jobs or len(os.sched_getaffinity(0))
-    with stopping, ProcessPoolExecutor(workers, _PROCESSES, _begin, (steps,)) as pool:
+    stopping, others = Stopping(), multiprocessing.active_children()
+    with stopping, ProcessPoolExecutor(jobs or len(os.sched_getaffinity(0)), _PROCESSES, _begin) as pool:
         left = {pool.submit(_work, config, folder, data_dir) for config, folder in waiting}
         try:
             while left and not stopping.asked:
                 done, left = wait(left, _PAUSE, FIRST_EXCEPTION)
-                watch(before + steps.value)
+                watch(len(tasks) - len(left))
                 if not stopping.asked:  # from a terminal, runs get the signal too and end by it
                     for one in done:
                         one.result()
@@ -103,42 +99,29 @@ def run_all(
     return [Run.read(*task) for task in tasks]
 
 
-def _begin(steps: Synchronized[int]) -> None:
+def _begin() -> None:
     """Prepare a process: the one that started it hears Ctrl-C, and a run itself while it has steps to finish."""
-    global _steps  # noqa: PLW0603 - of this process alone
-    _steps = steps
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
 
 
-_steps: Synchronized[int]
-
-
 def _work(config: Config, folder: Path, data_dir: Path | None) -> None:
     """Run a task in a process of its own."""
-    last = 0
-
-    def tell(step: int, _row: dict[str, Any] | None) -> None:
-        nonlocal last
-        with _steps.get_lock():
-            _steps.value += step - last
-        last = step
-
     try:
-        _run(config, folder, data_dir, tell)
+        _run(config, folder, data_dir)
     except Diverged as diverged:
         write_json(folder / "diverged.json", {"version": 1, "why": str(diverged)})
     except KeyboardInterrupt:  # the checkpoint is written: take no further task
         os._exit(130)
 
 
-def _run(config: Config, out: Path, data_dir: Path | None, tell: Callable[[int, dict[str, Any] | None], None]) -> None:
+def _run(config: Config, out: Path, data_dir: Path | None) -> None:
     problem = problems.load_problem(config, data_dir)
-    training.run(config, problem, out, resume=True, watch=tell)
+    training.run(config, problem, out, resume=True)
     # Steps that crashes undid may leave no budget for the last ones. A simulation has released nothing: it begins anew.
     if read_json(Folder(out).summary, Summary)["ended"] is not None:
         shutil.rmtree(out)
-        training.run(config, problem, out, resume=True, watch=tell)
+        training.run(config, problem, out, resume=True)
     for name in ("private", "nodes"):  # gigabytes, for large models, that nobody will ask for
         shutil.rmtree(out / name)
 
@@ -174,7 +157,7 @@ class Bench:
             for seed in seeds  # one after the other: the first run of a configuration calibrates for all
             for key, config in configs.items()
         ]
-        with self.stage(words, sum(config.algorithm.steps for config, _ in tasks)) as watch:
+        with self.stage(f"{words}: runs", len(tasks)) as watch:
             runs = run_all(tasks, data_dir=self.data_dir, jobs=self.jobs, watch=watch)
         return {key: Several(runs[i :: len(configs)]) for i, key in enumerate(configs)}
 

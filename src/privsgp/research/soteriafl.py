@@ -33,19 +33,19 @@ if TYPE_CHECKING:
     from privsgp.gradients.tables.table import Table
 
 
-class CompressionOptions(Options):
+class _CompressionOptions(Options):
     """How messages to the server are compressed, after their noise."""
 
     kept: Share | None = option(None, "share of the coordinates that a message keeps, drawn at random; left out: all")
     shift_rate: Annotated[float, Field(ge=0, le=1)] | None = option(None, "γ_s; left out: as in SoteriaFL's code")
 
-    def make(self, dim: int) -> RandomK:
+    def make(self, dim: int) -> _RandomK:
         """Return the compressor for messages of so many numbers."""
-        return RandomK(dim, dim if self.kept is None else max(1, int(self.kept * dim)))
+        return _RandomK(dim, dim if self.kept is None else max(1, int(self.kept * dim)))
 
 
 @dataclass(frozen=True)
-class RandomK:
+class _RandomK:
     """(d/k) · v on k coordinates, each set of k equally likely and public; 0 elsewhere. k = d changes nothing."""
 
     dim: int
@@ -69,7 +69,7 @@ class SoteriaFL(Algorithm):
     """Shifts s_i [m, d] and the server's s [d] start at 0."""
 
     network: ClassVar[Network] = "server"
-    Options: ClassVar[type[Options]] = CompressionOptions
+    Options: ClassVar[type[Options]] = _CompressionOptions
 
     @abstractmethod
     def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
@@ -77,7 +77,7 @@ class SoteriaFL(Algorithm):
 
     def begin(self, z: Tensor) -> None:
         """s_i = s = 0."""
-        self.compress = self.settings.own(CompressionOptions).make(z.shape[1])
+        self.compress = self.settings.own(_CompressionOptions).make(z.shape[1])
         self.shift, self.server_shift = torch.zeros_like(z), torch.zeros_like(z[0])
 
     def arrays(self) -> dict[str, Tensor]:
@@ -88,7 +88,7 @@ class SoteriaFL(Algorithm):
     def shift_rate(self) -> float:
         """γ_s, unless it is given √((1 + 2ω) / 2(1 + ω)³), as in their code."""
         omega = self.compress.omega
-        given = self.settings.own(CompressionOptions).shift_rate
+        given = self.settings.own(_CompressionOptions).shift_rate
         return math.sqrt((1 + 2 * omega) / (2 * (1 + omega) ** 3)) if given is None else given
 
     def step(self, k: int, s: State) -> Step:
@@ -123,7 +123,7 @@ class SoteriaFLSGD(SoteriaFL):
         return clipped_mean(self.block, z, batch)
 
 
-class SoteriaSVRGOptions(CompressionOptions):
+class _SoteriaSVRGOptions(_CompressionOptions):
     """Compression, and differences against an anchor."""
 
     difference_clip: Positive | None = option(None, "C: clips each g_j(x) − g_j(w); left out: 2G, no clip")
@@ -148,7 +148,7 @@ class SoteriaFLSVRG(SoteriaFL):
     """
 
     name: ClassVar[str] = "soteriafl-svrg"
-    Options: ClassVar[type[Options]] = SoteriaSVRGOptions
+    Options: ClassVar[type[Options]] = _SoteriaSVRGOptions
     mechanism = staticmethod(PrivSGPVR.mechanism)
 
     def begin(self, z: Tensor) -> None:
@@ -170,7 +170,7 @@ class SoteriaFLSVRG(SoteriaFL):
 
     def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
         """ĝ_i = (θ/b) Σ_{j∈B} clip_C(g_j(x) − g_j(w)) + (1/J) Σ_j g_j(w); then the coin for w."""
-        C = self.settings.own(SoteriaSVRGOptions).difference_clip
+        C = self.settings.own(_SoteriaSVRGOptions).difference_clip
         g = difference_mean(self.block, z, self.point, batch, C).add_(self.full)
         if self.renews(k):
             self.point.copy_(z)
@@ -179,12 +179,12 @@ class SoteriaFLSVRG(SoteriaFL):
 
     def renews(self, k: int) -> bool:
         """Toss the public coin of step k."""
-        given = self.settings.own(SoteriaSVRGOptions).anchor_probability
+        given = self.settings.own(_SoteriaSVRGOptions).anchor_probability
         p = self.block.mechanisms[0].rate if given is None else given
         return float(self.block.random.public("anchor", k).random_raw()) * 2.0**-64 < p
 
 
-class SoteriaSAGAOptions(SagaOptions, CompressionOptions):
+class _SoteriaSAGAOptions(SagaOptions, _CompressionOptions):
     """Compression, and SAGA's table."""
 
     difference_scale: Share | Literal["auto"] = option(1.0, "θ: the weight of differences; auto as for privsgp-vr")
@@ -197,7 +197,7 @@ class SoteriaFLSAGA(SoteriaFL):
     """
 
     name: ClassVar[str] = "soteriafl-saga"
-    Options: ClassVar[type[Options]] = SoteriaSAGAOptions
+    Options: ClassVar[type[Options]] = _SoteriaSAGAOptions
     table: Table
 
     mechanism = staticmethod(PrivSGPVR.mechanism)

@@ -12,7 +12,7 @@ from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, trust_cu
 from privsgp.accounting.sharing import solve
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.algorithms.update_rule import node_weights
-from privsgp.engine.spec import Protection
+from privsgp.engine.spec import NodeBudgets
 from privsgp.errors import Refused
 from privsgp.outside import between, exactly, keys
 from privsgp.transport.rendezvous import World, blocks
@@ -36,7 +36,8 @@ def settings(config: Config) -> Settings:
     a = config.algorithm
     return Settings(
         clip=config.privacy.clip, sampling=a.sampling, batch=a.batch, nodes=config.data.nodes,
-        trust=config.trust, spare=spare(config), options=ALGORITHMS[a.name].Options(**config.options("algorithm")),
+        trust=config.trust, spare=spare(config), local_steps=a.local_steps,
+        options=ALGORITHMS[a.name].Options(**config.options("algorithm")),
     )  # fmt: skip
 
 
@@ -124,7 +125,7 @@ def calibrate_nodes(
     releases: Sequence[int] = (),
     coordinates: int = 0,
     agreed: dict[str, Any] | None = None,
-) -> Protection:
+) -> NodeBudgets:
     """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
 
     Of several processes each calibrates its own nodes and tells the others: σ is public. `releases` are K_i where nodes
@@ -185,7 +186,7 @@ def calibrate_nodes(
     def epsilon(node: int, releases: int) -> float:
         return accountant.epsilon(mechanisms[node], releases, deltas[node], p.relation).epsilon
 
-    return Protection(mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon, covariance, curve)
+    return NodeBudgets(mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon, covariance, curve)
 
 
 def by_person(config: Config, mechanism: Mechanism, samples: Sequence[int]) -> Mechanism:

@@ -11,7 +11,7 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.clock import Events, Hears, Times, Waiting, schedule
 from privsgp.devices import chosen_device, device_of, use_tensor_cores
-from privsgp.engine.spec import Learning, Protection, RunSpec, refuse_vast
+from privsgp.engine.spec import Learning, NodeBudgets, RunSpec, refuse_vast
 from privsgp.errors import Refused
 from privsgp.features.options import pretraining
 from privsgp.gradients import Layout
@@ -68,6 +68,7 @@ def build_run(resolved: Resolved, world: World | None = None, agreed: dict[str, 
         graph=network,
         clock=clock,
         steps=steps,
+        bits=config.transport.bits,
         step_size=lambda _k: step_size,
         device=device,
         dtype=dtype,
@@ -77,7 +78,7 @@ def build_run(resolved: Resolved, world: World | None = None, agreed: dict[str, 
         layout=layout(config),
         momentum=a.momentum,
         weights=_weights(config, problem.samples, protection),
-        final_model=a.final_model,
+        final_model=a,
         noise=IndependentNoise() if c is None else PairwiseNoise(c, config.honest),
         sites=config.data.sites or (),
         share_metrics=config.test_is_public,
@@ -88,7 +89,7 @@ def build_run(resolved: Resolved, world: World | None = None, agreed: dict[str, 
     return spec
 
 
-def _weights(config: Config, samples: Sequence[int], protection: Protection) -> list[float] | None:
+def _weights(config: Config, samples: Sequence[int], protection: NodeBudgets) -> list[float] | None:
     """Return p_i; where noise is shared they are those it was made for, else it would not cancel."""
     c = protection.covariance
     if c is not None:
@@ -100,7 +101,7 @@ def make_clock(config: Config, network: Graph) -> Waiting | Events:
     """Return the time of each step, or the order of events. All of it is public."""
     c, algorithm = config.clock, ALGORITHMS[config.algorithm.name]
     times = Times(
-        network.nodes, c.compute, c.mean, c.spread or 0.0,
+        network.nodes, c.spread,
         tuple(c.stragglers) if isinstance(c.stragglers, list) else c.stragglers, c.slowdown,
         public_seed(config.seed, config.shared_hash(), "clock"),
     )  # fmt: skip
@@ -143,7 +144,7 @@ def _refuse_unbuilt(learning: Learning, device: torch.device) -> None:
         raise Refused(f"data.person on {device}", "take engine.device = 'cpu': no test has seen persons on a GPU")
 
 
-def _checkpoint_every(config: Config, protection: Protection) -> int:
+def _checkpoint_every(config: Config, protection: NodeBudgets) -> int:
     """Choose so that without a seed, where recomputed steps cost privacy, one crash is covered by half the spare."""
     if config.engine.checkpoint_every is not None:
         return config.engine.checkpoint_every

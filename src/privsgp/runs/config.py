@@ -45,7 +45,7 @@ from privsgp.data.published import BUILT_IN
 from privsgp.data.schema_text import written
 from privsgp.data.tables import is_table
 from privsgp.data.text import TextOptions
-from privsgp.engine.averaging import FinalModelOptions
+from privsgp.engine.averaging import FinalModel
 from privsgp.errors import Refused
 from privsgp.features.options import FEATURES
 from privsgp.files import flat, read_toml
@@ -227,16 +227,32 @@ class Privacy(_Planned):
         return 0 in (self.sigma if isinstance(self.sigma, list) else [self.sigma])
 
 
-class AlgorithmSection(_Planned, UpdateOptions, FinalModelOptions):
+class AlgorithmSection(_Planned, UpdateOptions, FinalModel):
     """The method. Name, batch, steps, step_size and weights may be "auto": the planner chooses them."""
 
     name: Annotated[str, _one_of(ALGORITHMS)] = option("privsgp-vr", "the method")
     batch: Positive = option(16, "b: expected samples a step, at the mean size; node i draws with q = b/J̄")
-    steps: Count = option(300, "K")
+    steps: Count = option(300, "K: steps with a gradient and its noise; each is paid for")
+    local_steps: Count = option(1, "τ: steps of a message: nodes send after every τ-th of the K steps")
     step_size: Positive | Literal["theory"] = option(0.2, "γ; theory: √(n/K)")
     sampling: Literal["poisson", "fixed"] = option("poisson", "a coin a sample, or batches of one size")
     trust: Trust | None = option(None, "what an adversary sees; left out: the method's own")
     may_be_auto: ClassVar[tuple[str, ...]] = AUTO
+
+
+class TransportSection(Options):
+    """Messages between nodes.
+
+    Example:
+        >>> import privsgp
+        >>> privsgp.Transport(bits=8).bits
+        8
+
+    """
+
+    bits: Literal[32, 16, 8, 4] = option(
+        32, "of each number of a message; fewer: rounded, and the sender keeps the rest; 32: as engine.dtype has it"
+    )
 
 
 class Clock(Options):
@@ -244,17 +260,13 @@ class Clock(Options):
 
     Example:
         >>> import privsgp
-        >>> privsgp.Clock(compute="lognormal", spread=0.3, stragglers=[3], slowdown=5.0).slowdown
+        >>> privsgp.Clock(spread=0.3, stragglers=[3], slowdown=5.0).slowdown
         5.0
 
     """
 
-    compute: Literal["constant", "exponential", "lognormal"] = option(
-        "constant", "how a gradient's time is distributed"
-    )
-    mean: Positive = option(1.0, "seconds that a gradient takes")
-    spread: Positive | None = option(None, "standard deviation / mean of lognormal times")
-    latency: NotNegative = option(0.0, "seconds that a message takes")
+    spread: NotNegative = option(0.0, "standard deviation of the time of a gradient, whose mean is 1; log-normal")
+    latency: NotNegative = option(0.0, "time of a message; a gradient takes 1")
     stragglers: Annotated[float, Field(ge=0, le=1)] | list[Annotated[int, Field(ge=0)]] = option(
         0.0, "slow nodes: a fraction of them, or a list of their numbers"
     )
@@ -335,6 +347,7 @@ class Config(Options):
     graph: GraphSection = GraphSection()
     privacy: Privacy = Privacy()
     algorithm: AlgorithmSection = AlgorithmSection()
+    transport: TransportSection = TransportSection()
     clock: Clock = Clock()
     plan: PlanSection = PlanSection()
     evaluation: EvaluationSection = EvaluationSection()
@@ -484,12 +497,17 @@ class Config(Options):
         for key in ("difference_clip", "difference_scale") if "name" in a.auto else ():
             given = getattr(a, key, None) not in (None, "auto")
             yield given, f"algorithm.{key} algorithm.name", "leave it out"
+        pushed = method.step is PushSum.step and method.network == "directed"
+        remedy = "take privsgp, privsgp-vr or privsgp-sag: a node of push-sum can keep what a message leaves out. "
+        remedy += "Compressed messages, servers, and pairs that average have no place for it"
+        for key, used in (("transport.bits", self.transport.bits < 32), ("algorithm.local_steps", a.local_steps > 1)):
+            yield used and not pushed, f"{key} algorithm.name", remedy
+        part = a.steps % a.local_steps and "steps" not in a.auto
+        yield part, "algorithm.local_steps algorithm.steps", "take K that it divides: K counts local steps too"
         parts = a.sampling == "fixed" and a.batch != int(a.batch)
         yield parts, "algorithm.batch algorithm.sampling", "give a whole number"
         apart = a.final_mixing and method.network in ("server", "alone")
         yield apart, "algorithm.final_mixing algorithm.name", "leave it out: its nodes have no neighbours to mix with"
-        spread = (c.spread is not None) != (c.compute == "lognormal")
-        yield spread, "clock.spread clock.compute", "give the spread of 'lognormal' times, and of no other"
         slow = bool(c.stragglers) != (c.slowdown > 1)
         remedy = "say both which nodes are slow and how much slower, or neither"
         yield slow, "clock.slowdown clock.stragglers", remedy
@@ -588,6 +606,10 @@ class Config(Options):
         if self.data.person is None:  # hashes of agreements that know no persons stay the same
             values["data"] = {key: value for key, value in values["data"].items() if key not in _OF_PERSONS}
             del values["privacy"]["sites_per_person"]
+        if self.algorithm.local_steps == 1:  # nor that of agreements from before there were others
+            del values["algorithm"]["local_steps"]
+        if self.transport.bits == 32:
+            del values["transport"]
         if self.evaluation.share is not None:  # which records are trained on
             values["evaluation"] = {"share": self.evaluation.share, "key": self.evaluation.key}
         if self.sum.kind is not None:
@@ -646,7 +668,7 @@ class Config(Options):
         return "\n".join(top) + "\n" + schema
 
 
-class Section(NamedTuple):
+class _Section(NamedTuple):
     """A section of run.toml whose further keys are those of the component that one of its keys names.
 
     A component is the class of its keys, or has that class as its `Options`.
@@ -666,12 +688,12 @@ class Section(NamedTuple):
 
 
 SECTIONS = {
-    "data": Section(Data, "partition", PARTITIONS),
-    "features": Section(Features, "name", FEATURES),
-    "model": Section(Model, "name", MODELS),
-    "graph": Section(GraphSection, "name", GRAPHS),
-    "privacy": Section(Privacy, "noise", NOISES),
-    "algorithm": Section(AlgorithmSection, "name", ALGORITHMS),
+    "data": _Section(Data, "partition", PARTITIONS),
+    "features": _Section(Features, "name", FEATURES),
+    "model": _Section(Model, "name", MODELS),
+    "graph": _Section(GraphSection, "name", GRAPHS),
+    "privacy": _Section(Privacy, "noise", NOISES),
+    "algorithm": _Section(AlgorithmSection, "name", ALGORITHMS),
 }
 
 
@@ -874,6 +896,8 @@ GONE: dict[str, tuple[str, Any]] = {
         "leave it out: privsgp puts a table on the device, or in memory if it has no room",
         "auto",
     ),
+    "clock.compute": ("leave it out: clock.spread above 0 makes times log-normal, and 0 constant", "constant"),
+    "clock.mean": ("leave it out: a gradient takes 1 on average; give clock.latency in that unit", 1.0),
     "clock.bandwidth": ("leave it out: clock.latency is what a message takes", None),
     "plan.may_spend": ("leave it out: a plan never looks at the nodes' own data", False),
     "plan.evaluations": ("leave it out: a node evaluates algorithm.batch × algorithm.steps gradients", None),

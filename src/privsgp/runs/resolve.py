@@ -79,4 +79,5 @@ def make_graph(config: Config) -> graph.Graph:
     graph.check(network)
     if algorithm.network == "undirected" and not algorithm.asynchronous:  # pairs average evenly, whatever their shares
         graph.check_symmetric(network)
-    return network
+    every = config.algorithm.local_steps
+    return network if every == 1 else graph.EveryFew(network, every)

@@ -20,11 +20,12 @@ from privsgp.randomness import PairwiseOptions
 from privsgp.runs import config as configs
 from privsgp.runs.config import Clock, Engine
 from privsgp.runs.config import PlanSection as Plan
+from privsgp.runs.config import TransportSection as Transport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Algorithm", "Clock", "Engine", "Features", "Graph", "Images", "Plan", "Privacy", "Text"]
+__all__ = ["Algorithm", "Clock", "Engine", "Features", "Graph", "Images", "Plan", "Privacy", "Text", "Transport"]
 
 
 class Privacy(configs.Privacy, PairwiseOptions):

@@ -136,7 +136,7 @@ class Agreement(Study):
 
     @cached_property
     def step_norm(self) -> float | None:
-        """How far one step moves x, γ (C + σ √d), by the largest σ; None where nothing is clipped.
+        """How far the steps of a message move x, τ γ (C + σ √d), by the largest σ; None where nothing is clipped.
 
         The mean of a batch's clipped gradients is about C long at most, and the noise σ √d.
         """
@@ -145,7 +145,7 @@ class Agreement(Study):
         c, shared, sigma = self.config, self.shared_noise, max(self.sigma)
         if shared is not None:
             sigma = math.sqrt(max(shared.own) + (len(self.roster) - 1) * shared.pair)
-        return float(c.step_size * (c.privacy.clip + sigma * math.sqrt(self.weights)))
+        return float(c.algorithm.local_steps * c.step_size * (c.privacy.clip + sigma * math.sqrt(self.weights)))
 
     @property
     def is_sum(self) -> bool:
@@ -174,8 +174,9 @@ class Agreement(Study):
 
     @property
     def rounds(self) -> int:
-        """Steps with gradients and, after them, rounds of mixing alone."""
-        return self.config.algorithm.steps + self.config.algorithm.final_mixing
+        """Steps with gradients and, after them, those of rounds of mixing alone: as many for a message as before."""
+        a = self.config.algorithm
+        return a.steps + a.final_mixing * a.local_steps
 
     def spec(self, dataset: Dataset, node: int, device: str = "cpu") -> RunSpec:
         """Make the run of one node again, from its own data; refuse an agreement that says otherwise.

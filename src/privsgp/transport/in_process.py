@@ -3,6 +3,8 @@
 A receiver adds what arrives in the order of the senders' numbers, one addition after the other. Any other transport
 does the same, so that a model does not depend on where its nodes live. For a one-peer graph this is a gather and an
 add, never an n × n product.
+
+With fewer than 32 bits a link carries a rounded share (`rounding.py`), and its sender keeps what it does not carry.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.graph import Graph
+    from privsgp.transport.rounding import Carrying, Rounding
 
     Indices = NDArray[np.int64]
 
@@ -38,32 +41,81 @@ class Round(NamedTuple):
     everyone: bool
 
 
+class Rounded(NamedTuple):
+    """What links carry at a step in few bits, and the rounds that make of it what nodes keep."""
+
+    links: Carrying
+    kept: list[Round]
+
+    def left(self, x: Tensor, w: Tensor, shares: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the nodes keep: x and w without the rounded shares."""
+        return combined(self.kept, torch.cat([x, shares]), torch.cat([w, weights]))
+
+
 class InProcess(Transport):
     """Mixes where every node is in this process."""
 
     local: ClassVar[bool] = True
 
-    def __init__(self, graph: Graph, like: Tensor) -> None:
-        self.graph, self.like = graph, like[:0]
-        self.message_bytes = like.shape[-1] * like.element_size() + torch.float64.itemsize
-        self._rounds: dict[int, list[Round]] = {}
+    def __init__(self, graph: Graph, like: Tensor, rounding: Rounding | None = None) -> None:
+        self.graph, self.like, self.rounding = graph, like[:0], rounding
+        row = like.shape[-1] * like.element_size() if rounding is None else rounding.width
+        self.message_bytes = row + torch.float64.itemsize
+        self._rounds: dict[int, tuple[list[Round], Rounded | None]] = {}
 
     def mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Return (P^k x, P^k w)."""
-        return combined(self._at(k), x, w)
+        made, rounded = self._at(k)
+        if self.rounding is None or rounded is None:
+            return combined(made, x, w)
+        codes, weights = self.rounding.codes(k, rounded.links, x, w)
+        shares = self.rounding.shares(rounded.links, codes, weights)
+        x, w = rounded.left(x, w, shares, weights)
+        return combined(made, torch.cat([x, shares]), torch.cat([w, weights]))
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return what both ends of links remember."""
+        return {} if self.rounding is None else {"carried": self.rounding.carried}
 
     def messages(self, k: int) -> int:
         """Count the messages between different nodes at step k."""
         edges = self.graph.edges(k)
         return int(np.count_nonzero(edges.source != edges.target))
 
-    def _at(self, k: int) -> list[Round]:
+    def _at(self, k: int) -> tuple[list[Round], Rounded | None]:
         at = k if self.graph.period is None else k % self.graph.period
         if at not in self._rounds:
             self._rounds = self._rounds if self.graph.period else {}
             edges = self.graph.edges(k)
-            self._rounds[at] = rounds(edges.target, edges.source, edges.shares(_name(self.like)), self.like)
+            shares, away = edges.shares(_name(self.like)), edges.source != edges.target
+            if self.rounding is None:
+                self._rounds[at] = rounds(edges.target, edges.source, shares, self.like), None
+            else:
+                ends = edges.source[away], edges.target[away]
+                made = mixing_rounds(self.rounding.here, *ends, self.like)
+                self._rounds[at] = made, rounded(self.rounding, *ends, shares[away], self.like)
         return self._rounds[at]
+
+
+def rounded(rounding: Rounding, source: Indices, target: Indices, share: NDArray[np.floating], like: Tensor) -> Rounded:
+    """Return what links from the nodes here carry in few bits; a node subtracts one share after the other."""
+    m = len(rounding.here)
+    node = np.concatenate([np.arange(m), source - rounding.here.start])
+    order = np.argsort(node, kind="stable")
+    sign = np.concatenate([np.ones(m), -np.ones(len(source))]).astype(share.dtype)[order]
+    links = zip(source.tolist(), target.tolist(), strict=True)
+    return Rounded(rounding.carrying(links, share.tolist()), rounds(node[order], order, sign, like))
+
+
+def mixing_rounds(here: range, source: Indices, target: Indices, like: Tensor) -> list[Round]:
+    """Return the rounds that add to what each node here has kept the shares that arrive, in the order of the senders.
+
+    The rows are first those that the nodes kept, then the shares.
+    """
+    own = np.arange(here.start, here.stop)
+    node, sender = np.concatenate([own, target]), np.concatenate([own, source])
+    order = np.lexsort((sender, node))
+    return rounds(node[order] - here.start, order, np.ones(len(node), _name(like)), like)
 
 
 def rounds(target: Indices, source: Indices, share: NDArray[np.floating], like: Tensor) -> list[Round]:
