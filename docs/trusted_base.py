@@ -139,6 +139,7 @@ TRUSTED: dict[str, dict[str, str]] = {
         "sites/store.py": "Keeps what the site has signed, durably.",
         "sites/study.py": "Reads the signed study, and refuses one in another form or after its expiry.",
         "sites/trainer.py": "Commits a step before it is sent, and repeats none with new noise.",
+        "sites/sums.py": "Counts nobody whom the evaluated model's run trained on, and shows no sum that is not whole.",
         "sites/transport.py": "Sends sums of released messages only.",
         "transport/link.py": "Adds up released messages only.",
     },

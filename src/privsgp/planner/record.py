@@ -148,7 +148,7 @@ class Plan:
         made = c.method.mechanism(c.batch, round(n.mean_samples)).with_sigma(c.noise.common(c.steps))
         alike = n.sharing.solved(made.sigma, n.pair_ratio)
         mechanism = n.sharing.counted(made, alike)
-        told = n.sharing.told(alike, mechanism, n.releases(c.steps), n.delta, n.relation)
+        told = n.sharing.summary(alike, mechanism, n.releases(c.steps), n.delta, n.relation)
         mean = {"average_sigma": covariance.average_sigma, "message_sigma": covariance.message_sigma}
         return told | mean | {"independent_noise_in_average": self.deviation(c) / n.left}
 

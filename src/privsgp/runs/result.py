@@ -299,6 +299,16 @@ def load(run: str | Path, model: nn.Module | None = None, features: nn.Module | 
         raise _damaged_model(path, f"says of itself what cannot be: {str(error).strip()[:200]}") from error
 
 
+def of_model(path: Path) -> Result:
+    """Read a model's file by itself: of its run only what the file says is known."""
+    card = cards.read(path)
+    model, encoder, told = _bare(card, None, path), _encoder(card, None), card["privacy"]
+    model.load_state_dict(read_model(path, Layout.of(model)), strict=False)
+    summary = {"epsilon_spent": [told["epsilon"]], "delta": [told["delta"]], "pairwise": None}
+    ready = model if encoder is None else maps.Encoded(encoder, model)
+    return Result(summary, [], ready, torch.empty(0), path, card)  # no folder: no calibration is agreed on
+
+
 def _nodes(folder: Folder, summary: dict[str, Any]) -> list[Path]:
     """Return the files of the nodes' models that are here."""
     return [path for i in range(summary["nodes"]) if (path := folder.node(i)).exists()]
