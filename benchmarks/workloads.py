@@ -13,7 +13,7 @@ from privsgp.accounting.pairwise import NoiseGraph
 from privsgp.accounting.sharing import Sharing
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.clock import Times, Waiting
-from privsgp.engine.spec import Learning, Protection, RunSpec
+from privsgp.engine.spec import Learning, NodeBudgets, RunSpec
 from privsgp.gradients.rounding import kappa
 from privsgp.randomness.noise import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
@@ -70,7 +70,7 @@ class Workload:
         n, loss = self.nodes, models.per_sample("cross-entropy")
         network = graph.make("exponential", n)
         made, noise = self._noised(made)
-        protection = Protection([made] * n, [None] * n, [1e-5] * n, "zero-out", "certified", None, _not_counted)
+        protection = NodeBudgets([made] * n, [None] * n, [1e-5] * n, "zero-out", "certified", None, _not_counted)
         return RunSpec(
             name=self.name,
             seed=seed,

@@ -17,6 +17,7 @@ from torch.utils import data as torch_data
 
 from privsgp import data as data_room
 from privsgp import models
+from privsgp.data import survival
 from privsgp.data.dataset import from_arrays, pool, settle, with_tests
 from privsgp.data.loading import LoadedData, by_person, read_file, read_frame
 from privsgp.data.persons import named
@@ -101,8 +102,8 @@ def train(
             folder of images. One of these is divided among `nodes`. A list or a mapping `{node: …}` of them gives each
             node its own; keys are numbers, or names of sites.
         out: The run folder. It must not hold another run.
-        loss: A name ("cross-entropy", "binary", "mse"), a torch loss with `reduction="none"`, or a function of
-            (outputs, targets) that returns one number per sample.
+        loss: A name ("cross-entropy", "binary", "mse", "survival"), a torch loss with `reduction="none"`, or a function
+            of (outputs, targets) that returns one number per sample.
         correct: A function of (outputs, targets) that returns 1 for each right sample and 0 for others. Without it,
             the accuracy of a loss of your own is unknown.
         test: Test data, in any form of `data`.
@@ -175,7 +176,7 @@ def train(
     }  # fmt: skip
     kind = _kind_of(loss, correct, task)
     given, config = _configured(data, sections, kind, own)
-    targets: data_room.Task = task or ("regression" if kind == "mse" else "classification")
+    targets: data_room.Task = task or (models.task(kind) if kind else "classification")
 
     learner = None if features is not None else model  # an encoder stands between samples and model
 
@@ -185,6 +186,9 @@ def train(
             files = [Path(one) for one in all_of_it if isinstance(one, str | Path)]
             problems.refuse_own_file(Path(test), files, f"test={str(test)!r}")
         dataset, parts = _brought(given, test, config, targets, learner, persons)
+        for y in (dataset.y, dataset.y_test) if kind == "survival" else ():
+            if y is not None:
+                survival.decoded(y)
         problems.refuse_counted(config, dataset)
         problems.refuse_own_records(config, "test data that are public", dataset, parts)
         return dataset, parts

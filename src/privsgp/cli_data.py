@@ -128,19 +128,23 @@ def add_to(app: typer.Typer) -> None:
     app.command(**about("describe"))(describe)
 
 
+Event = Annotated[str | None, typer.Option(help="For survival: the column of the event; --target is its time.")]
+
+
 @data.command("schema", **about("data schema"))
 def schema(
     public: Annotated[
         Path, typer.Argument(help="A public table, or a data dictionary: column, type, min, max, values.")
     ],
     target: Annotated[str, typer.Option(help="The column to predict.")],
+    event: Event = None,
 ) -> None:
     """Draft a schema from public data, and print it. Training refuses a schema from a site's own table."""
     with later.package("torch"):
         from privsgp.data.draft import draft
         from privsgp.data.tables import read_arrow
 
-    typer.echo(draft(read_arrow(public), target, public.name), nl=False)
+    typer.echo(draft(read_arrow(public), target, public.name, event), nl=False)
     err.print("next: read every line, then give the same file to all sites. It must come from public data only")
 
 
@@ -214,6 +218,7 @@ def init(
     sizes: Annotated[
         str, typer.Option(help="For a study between organisations: records of each site, with commas between.")
     ] = "",
+    event: Event = None,
     folder: Annotated[Path, typer.Option("--out", help="The folder for run.toml and schema.toml.")] = Path(),
 ) -> None:
     """Write a commented run.toml, and a schema.toml beside it."""
@@ -221,7 +226,7 @@ def init(
         from privsgp.runs.first import write_first
 
     counts = [round(count) for count in numbers("sizes", sizes)]
-    files = write_first(folder, public, target, listed(sites), path, numbers("epsilon", epsilon), test, counts)
+    files = write_first(folder, public, target, listed(sites), path, numbers("epsilon", epsilon), test, counts, event)
     for file in files:
         out.print(f"written: {file}", soft_wrap=True)
     out.print(f"next: read both; each site: privsgp data check {files[1]} ITS.csv; then: privsgp plan {files[0]}")

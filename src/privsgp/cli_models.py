@@ -54,6 +54,8 @@ def predict(
 
 def _said(result: Result, x: Any, files: list[str] | None) -> list[list[Any]]:  # noqa: ANN401 - an array
     """Return the rows of a table, its head first; a row is called by its file's name where it has one."""
+    from privsgp.runs.rows import times_of
+
     first, called = ("row", range(len(x))) if files is None else ("file", list(map(visible, files)))
     if result.card["loss"] in ("cross-entropy", "binary"):
         p, said = result.predict_proba(x), result.card.get("class_names")
@@ -65,6 +67,8 @@ def _said(result: Result, x: Any, files: list[str] | None) -> list[list[Any]]:  
         return [head, *([i, names[c], *(f"{v:.6g}" for v in row)] for i, c, row in rows)]
     values = result.predict(x).reshape(len(x), -1)
     head = [first, *(f"value{c}" if values.shape[1] > 1 else "value" for c in range(values.shape[1]))]
+    if result.card["loss"] == "survival":
+        head = [first, *(f"S({time:g})" for time in times_of(result.card) or range(1, values.shape[1] + 1))]
     return [head, *([i, *(f"{v:.6g}" for v in row)] for i, row in zip(called, values.tolist(), strict=True))]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,7 @@ from privsgp.accounting.shown import up
 from privsgp.cli_data import Json, about, configured, there
 from privsgp.errors import Interrupted, Refused
 from privsgp.files import in_units
-from privsgp.report.terminal import LogFormat, bar, doing, out, show, show_log, show_run, tell
+from privsgp.report.terminal import LogFormat, bar, doing, err, out, show, show_log, show_run, show_table, tell
 
 if TYPE_CHECKING:
     from privsgp.data import Dataset
@@ -134,6 +135,13 @@ def propose(
     max_update: Annotated[float | None, typer.Option(help="Largest distance of a model, in steps γ(C + σ√d).")] = None,
     relay_card: Annotated[Path | None, typer.Option("--relay", help="Card of the relay between closed sites.")] = None,
     days: Annotated[float, typer.Option(help="Days within which all must have joined.")] = 30.0,
+    describe: Annotated[
+        float | None, typer.Option(help="ε: agree on a noised description of the tables instead, as [sum] says.")
+    ] = None,
+    evaluate: Annotated[
+        Path | None,
+        typer.Option(help="A finished run of this site: agree on evaluating its model privately.", callback=there),
+    ] = None,
 ) -> None:
     """Write an agreement. Other sites check it, and sign it by joining."""
     settings = configured(config, changes, data=False)
@@ -144,11 +152,27 @@ def propose(
     limits = Limits(deadline=deadline, staleness=staleness, fewest=fewest, transfer=transfer, max_update=max_update)
     roster, carrier = [Card.read(path) for path in cards], None if relay_card is None else Card.read(relay_card)
     with doing("calibrating the noise of every site"):
-        samples, name = _like(settings, like), output.stem
+        if describe is None and evaluate is None:
+            samples, name = _like(settings, like), output.stem
+        else:
+            settings, samples, name = *_sum(settings, describe, evaluate, output), output.stem
+            limits = limits.model_copy(update={"fewest": len(roster)})
         made = agreements.propose(settings, roster, samples, name=name, limits=limits, days=days, relay=carrier)
     made.write(output)
     _show(made)
     out.print(f"next: send {output} to all; each looks at it (agree show) and joins with its data", soft_wrap=True)
+
+
+def _sum(settings: Config, epsilon: float | None, run: Path | None, output: Path) -> tuple[Config, Dataset]:
+    """Return the configuration of a noised sum; the model that it evaluates is copied beside the study."""
+    from privsgp.runs import evaluation
+    from privsgp.sites import sums
+
+    if (epsilon is None) == (run is None) or settings.data.sizes is None:
+        raise Refused("--describe with --evaluate, or no data.sizes", "give one, and how many persons each site counts")
+    if run is not None:
+        shutil.copyfile(evaluation.agreed_model(run, settings), output.with_suffix(".safetensors"))
+    return sums.like(settings, run, settings.data.sizes, epsilon or settings.evaluation.epsilon)
 
 
 def _like(settings: Config, path: Path | None) -> Dataset:
@@ -180,12 +204,11 @@ def show_agreement(study: StudyPath, home: Home = None, as_json: Json = False) -
 
 
 def _show(agreement: Agreement, home: Path | None = None) -> None:
-    limits, steps = agreement.limits, agreement.steps
+    limits = agreement.limits
     shape, size = f"samples of shape {agreement.sample.shape}", agreement.message_bytes
     rows = {
         "run": agreement.run,
-        "learns": f"{agreement.config.model.name}, d = {agreement.weights:,}, {shape}",
-        "by": f"{agreement.algorithm}, K = {steps}, then {agreement.rounds - steps} rounds of mixing",
+        **_purpose(agreement, shape),
         "noise": f"shared by pairs of sites: ε holds{_if_honest(agreement)}" if agreement.honest is not None else "",
         "unit": _unit(agreement),
         "graph": f"{agreement.config.graph.name}, {len(agreement.links)} links, {size:,} bytes a message",
@@ -196,7 +219,7 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
         unit = f"{limits.max_update:g} steps of γ(C + σ√d) = {agreement.step_norm or 0.0:.3g}"
         rows["max_update"] = f"{unit}: beyond that distance a site stops the link, and waits"
     if (schema := agreement.config.data.schema) is not None:
-        rows["schema"] = f"{schema.digest}\npredicts {schema.target.column!r} from {', '.join(schema.encoded)}"
+        rows["schema"] = f"{schema.digest}\npredicts {schema.target.columns[0]!r} from {', '.join(schema.encoded)}"
     if agreement.relay is not None:
         rows["relay"] = f"{agreement.relay.name}  {agreement.relay.fingerprint}  {agreement.relay.address}"
     if reasons := _not_private(agreement):
@@ -212,6 +235,18 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
         this = "  ← this site" if card.identity == own else ""
         rows[card.name] = f"{card.fingerprint}  {card.address or 'dials out only'}\n{agreed}{this}"
     show(agreement.name, [(key, value) for key, value in rows.items() if value])
+
+
+def _purpose(agreement: Agreement, shape: str) -> dict[str, str]:
+    asked, steps = agreement.config.sum, agreement.steps
+    if asked.kind is None:
+        mixing = f"then {agreement.rounds - steps} rounds of mixing"
+        return {
+            "learns": f"{agreement.config.model.name}, d = {agreement.weights:,}, {shape}",
+            "by": f"{agreement.algorithm}, K = {steps}, {mixing}",
+        }
+    what = f"model {asked.model}, run {asked.run}" if asked.columns == [] else f"columns {', '.join(asked.columns)}"
+    return {"releases": f"a noised {asked.kind}, {agreement.weights:,} numbers, once", "of": what}
 
 
 def _unit(agreement: Agreement) -> str:
@@ -265,6 +300,9 @@ def join(
     except Interrupted as stopped:
         _say(f"{stopped}; every step is kept: unless this site has left, the same command continues")
         raise typer.Exit(130) from None
+    if "sum" in summary:
+        _show_sum(summary["sum"], as_json=as_json)
+        return
     page.leave(place, summary)
     tell(summary, _show_run, views.of(summary, place), as_json=as_json)
 
@@ -273,6 +311,16 @@ def _if_honest(agreement: Agreement) -> str:
     """Name the assumption of ε about other sites, for pairwise noise."""
     h, n = agreement.honest, len(agreement.roster)
     return "" if h is None else f" if {h} of the {n} sites are honest, this one included"
+
+
+def _show_sum(found: dict[str, Any], *, as_json: bool) -> None:
+    from privsgp.sites import sums
+
+    rows, statement = sums.shown(found)
+    head = ("column", "what", "value, 95 % interval") if "columns" in found else ("metric", "group", "value")
+    tell(found, lambda: show_table("all sites together", head, rows, words=head[:1]), as_json=as_json)
+    for line in (*statement, f"written to {found['folder']}"):
+        err.print(line, soft_wrap=True)
 
 
 def _show_run(view: RunView) -> None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from privsgp import curves
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -23,12 +25,12 @@ if TYPE_CHECKING:
     Probabilities = NDArray[np.float64]
     Labels = NDArray[np.int64]
 
-Kind = Literal["cross-entropy", "binary", "mse"]
+Kind = Literal["cross-entropy", "binary", "mse", "survival"]
 CLASSES = ("accuracy", "balanced_accuracy", "f1", "auc", "log_loss", "brier", "calibration_error")
 SHIFTED = ("calibration_in_the_large", "calibration_slope")  # of two classes
 VALUES = ("r2", "mae", "rmse")
-NAMES = (*CLASSES, *SHIFTED, *VALUES)
-PICTURES = ("confusion", "roc", "calibration")
+NAMES = (*CLASSES, *SHIFTED, *VALUES, *curves.NAMES)
+PICTURES = ("confusion", "roc", "calibration", "survival")
 BASELINE, DULL = "baseline", "dull"
 KEYS = (*NAMES, *PICTURES, BASELINE, DULL, "own_metrics")  # all that stands in a summary because of test data
 BINS = 15
@@ -76,7 +78,7 @@ class Measure:
 
     `kind` is the loss that says what outputs mean; None for a loss of the user's own, of which `correct` alone is
     known, if that. `unit` is the (centre, scale) that takes values of a regression back to the unit of their table;
-    metrics are in that unit.
+    metrics are in that unit. `times` are the edges at which survival is predicted.
     """
 
     kind: Kind | None = None
@@ -84,6 +86,7 @@ class Measure:
     correct: Metric | None = None
     unit: tuple[float, float] = (0.0, 1.0)
     calibration: Calibration = PLAIN
+    times: Sequence[float] | None = None
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
         """Return metrics by their names; those that cannot be computed are left out, or None."""
@@ -103,6 +106,8 @@ class Measure:
             return found
         if self.kind == "mse":
             found, guess = of_values(values, y), of_values(np.full_like(values, y.mean(0)), y)
+        elif self.kind == "survival":
+            found, guess = curves.measured(values, y, self.times), curves.guessed(y)
         elif self.kind is not None and self.classes is not None and values.ndim == 2 and y.ndim == 1:
             p = self.calibration.probabilities(values, self.kind)
             predicted, often = self.calibration.classes(p), np.bincount(y, minlength=self.classes) / len(y)
@@ -287,13 +292,15 @@ def no_better(found: Mapping[str, Any], samples: int) -> list[str]:
     return notes
 
 
-LOWER = ("log_loss", "brier")  # of probabilities: the smaller the better
+LOWER = ("log_loss", "brier", "survival_brier")  # of probabilities: the smaller the better
 _GUESSES = {
     "log_loss": "worse than predicting the base rate",
     "brier": "worse than predicting the base rate",
     "accuracy": "no better than always predicting the most frequent class",
     "balanced_accuracy": "no better than always predicting one class",
     "auc": "no better than tossing a coin",
+    "c_index": "no better than tossing a coin",
+    "survival_brier": "worse than one survival curve for everybody",
     "r2": "no better than always predicting the mean",
 }
 

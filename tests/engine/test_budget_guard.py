@@ -14,7 +14,7 @@ from privsgp.accounting import ledger as ledgers
 from privsgp.accounting.mechanisms import SampledMean
 from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.engine.folder import Folder
-from privsgp.engine.spec import Protection
+from privsgp.engine.spec import NodeBudgets
 from privsgp.errors import Interrupted, Refused
 
 pytestmark = pytest.mark.usefixtures("entered")
@@ -28,7 +28,7 @@ class Crash(Exception):
 
 def _payments(folder, *, simulation=False, spare=40, budget=True, private=True):
     mechanism = SampledMean(sigma=1.0, clip=1.0, batch=2, samples=10)
-    protection = Protection(
+    protection = NodeBudgets(
         mechanisms=[mechanism] * 2,
         budgets=[1.0 if budget else None] * 2,
         deltas=[1e-5] * 2,
@@ -220,7 +220,7 @@ def test_steps_that_are_committed_before_they_are_sent_are_charged_once_whatever
     for crash in (0, 1, 3, 70):  # steps until the crash, which comes after the commit and before the line
         with contextlib.suppress(Crash), _committing(tmp_path, done - 1) as guard:
             if done:
-                guard.settle(done - 1, _message(done - 1))
+                guard.check_resumed(done - 1, _message(done - 1))
             for k in range(done, done + crash):
                 assert guard.reserve(k)
                 done = k + 1  # the commit
@@ -229,7 +229,7 @@ def test_steps_that_are_committed_before_they_are_sent_are_charged_once_whatever
                 guard.record(k, _message(k))
             raise Crash
     with _committing(tmp_path, done - 1) as guard:
-        guard.settle(done - 1, _message(done - 1))
+        guard.check_resumed(done - 1, _message(done - 1))
         assert _take(guard, done, STEPS) == STEPS
     assert guard.releases() == [STEPS] * 2
     assert [len(runs.sent(tmp_path, node)) for node in range(2)] == [STEPS] * 2
@@ -240,7 +240,7 @@ def test_a_commit_that_is_older_than_the_ledger_is_refused(tmp_path):
         _take(guard, 0, 5)
         raise Crash
     with pytest.raises(Refused, match="a mixture"), _committing(tmp_path, 2) as guard:
-        guard.settle(2, _message(2))
+        guard.check_resumed(2, _message(2))
 
 
 @pytest.mark.parametrize("simulation", [False, True])
@@ -250,12 +250,12 @@ def test_a_commit_with_another_message_than_the_ledger_knows_is_refused(tmp_path
         _take(guard, 0, 3)
         raise Crash
     with _committing(tmp_path, 2, simulation=simulation) as guard:
-        guard.settle(2, _message(2))
+        guard.check_resumed(2, _message(2))
     with (
         pytest.raises(Refused, match="another message of step 2"),
         _committing(tmp_path, 2, simulation=simulation) as guard,
     ):
-        guard.settle(2, _message(2) + 1)
+        guard.check_resumed(2, _message(2) + 1)
 
 
 def test_a_committed_step_that_was_not_paid_for_is_not_sent(tmp_path):
@@ -269,7 +269,7 @@ def test_a_committed_step_that_was_not_paid_for_is_not_sent(tmp_path):
     again = _payments(tmp_path)
     again.resume(3, commits=True)
     with again, pytest.raises(Refused, match="has not paid for"):
-        again.settle(3, _message(3))
+        again.check_resumed(3, _message(3))
 
 
 def test_steps_of_a_message_are_paid_for_together_or_not_taken(tmp_path):

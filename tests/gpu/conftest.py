@@ -10,7 +10,7 @@ import torch
 from privsgp import graph, models
 from privsgp.algorithms import ALGORITHMS
 from privsgp.clock import Times, Waiting
-from privsgp.engine.spec import Learning, Protection, RunSpec
+from privsgp.engine.spec import Learning, NodeBudgets, RunSpec
 from privsgp.gradients.rounding import kappa
 from settings import settings_of
 
@@ -36,7 +36,7 @@ def small_job():
                 models.make(model, input_shape=shape, outputs=3, hidden=5, seed=0),
                 models.per_sample("cross-entropy"), None, inputs, targets, None, [J] * n,
             ),
-            protection=Protection(
+            protection=NodeBudgets(
                 [mechanism] * n, [None] * n, [1e-5] * n, "zero-out", "certified", None, lambda *_: math.nan
             ),
             algorithm=chosen,

@@ -106,7 +106,7 @@ def profile(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -
     run = _run(mechanism, check(steps, 0.5, relation), relation)
     if run is None:
         return Gaussian(math.inf)
-    return _neighbour(_composed(run), run.in_a_row)
+    return _neighbour(_composed(run, 1.0), run.in_a_row)
 
 
 def rough(mechanism: Mechanism, steps: int, delta: float, relation: Relation) -> float:
@@ -115,7 +115,7 @@ def rough(mechanism: Mechanism, steps: int, delta: float, relation: Relation) ->
     if run is None:
         return math.inf
     parts = ((Ends(*astuple(r)) if isinstance(r, Geometry) else r, count) for r, count in run.parts)
-    curve = _composed(_Run(tuple(parts), run.in_a_row))
+    curve = _composed(_Run(tuple(parts), run.in_a_row), delta)
     return _neighbour(curve, run.in_a_row).epsilon(delta)
 
 
@@ -173,7 +173,7 @@ def _bracketed(
 ) -> tuple[float, float]:
     """Return ε by composition and by Rényi divergences, once both agree with each other and with `lower_bound`."""
     renyi, floor = renyi_bound.renyi(mechanism, steps, relation), lower_bound.epsilon(mechanism, steps, delta, relation)
-    composed = _composed(run)
+    composed = _composed(run, delta)
     above = ENVELOPE if any(isinstance(release, Geometry) for release, _ in run.parts) else SLACK
     # ε of one zero-out, and of the relation: two zero-outs in a row, each with a tail beside what is left of δ
     single, second = composed.epsilon(delta), renyi.epsilon(delta)
@@ -193,13 +193,13 @@ def _bracketed(
 
 
 @lru_cache(maxsize=8)
-def _composed(run: _Run) -> Curve:
+def _composed(run: _Run, delta: float) -> Curve:
     """Return the curve of all releases: exact for Gaussians, else by privacy-loss distributions, sharpest around δ."""
     if run.plain:
         return Gaussian(math.hypot(*(math.sqrt(n) * _unsampled(release) for release, n in run.parts)))
     from privsgp.accounting import pld  # dp-accounting takes a second to import, and Gaussians alone need none of it
 
-    return pld.compose(run.parts)
+    return pld.compose(run.parts, delta)
 
 
 def _unsampled(release: Release) -> float:

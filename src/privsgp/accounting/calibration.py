@@ -201,7 +201,7 @@ def largest(
     def within(factor: float) -> float:
         return _searched(dataclasses.replace(mechanism, sigma=factor * least), steps, epsilon, delta, relation)
 
-    return _worth(mechanism, steps, left, within)
+    return _weight(mechanism, steps, left, within)
 
 
 def largest_at(mechanism: Saga, steps: int, delta: float, relation: Relation = "zero-out", left: float = 1.0) -> float:
@@ -212,10 +212,10 @@ def largest_at(mechanism: Saga, steps: int, delta: float, relation: Relation = "
         epsilon = accountant.rough(least, steps, delta, relation)
         return 1.0 if math.isinf(epsilon) else _searched(mechanism, steps, epsilon, delta, relation)
 
-    return _worth(mechanism, steps, left, within)
+    return _weight(mechanism, steps, left, within)
 
 
-def _worth(mechanism: Saga, steps: int, left: float, within: Callable[[float], float]) -> float:
+def _weight(mechanism: Saga, steps: int, left: float, within: Callable[[float], float]) -> float:
     """Return θ by what σ may cost; where noise is shared, none beyond which the delay (1 − θ)/q is brief in the run."""
     alone, shared = affordable(mechanism, steps), affordable(mechanism, steps, left)
     scale = within(alone)

@@ -121,7 +121,7 @@ class Segment:
     digest: str = dataclasses.field(default="", compare=False)  # of the last message that a line notes; see `short`
 
     @property
-    def left(self) -> int | None:
+    def remaining(self) -> int | None:
         """How many more releases the budget pays for; None without a budget."""
         return None if self.header.allowance is None else max(0, self.header.allowance - self.charged)
 
@@ -149,8 +149,8 @@ class Segment:
     def _reserve(self, first: int, count: int, attempt: int) -> None:
         if not 0 < count <= MOST_AHEAD:
             raise ValueError(f"{count} steps from step {first}: a line reserves 1 to {MOST_AHEAD} steps from 0 on")
-        if self.left is not None and count > self.left:
-            raise ValueError(f"{count} releases with {self.left} left in the budget")
+        if self.remaining is not None and count > self.remaining:
+            raise ValueError(f"{count} releases with {self.remaining} left in the budget")
         if (first, attempt) != (self.stop, self.attempt):
             self.next = first
         self.stop, self.attempt = first + count, attempt
@@ -238,7 +238,7 @@ class Ledger:
 
         Guarantee: what is granted is on the disk when this returns. A failed write grants nothing.
         """
-        left = self.segment.left
+        left = self.segment.remaining
         held = min(count, MOST_AHEAD, count if left is None else left)
         if held:
             follows = (self.stop, self.segment.attempt) == (first, self.attempt)

@@ -149,8 +149,8 @@ class PairwiseCovariance:
             "sigma_effective": self.effective(honest), "own_sigma": self.own_sigma, "pair_sigma": self.pair_sigma,
             "message_sigma": self.message_sigma,
         }  # fmt: skip
-        said = {key: one[0] if len(set(one)) == 1 else one for key, one in values.items()}
-        return said | {"average_sigma": self.average_sigma}
+        short = {key: one[0] if len(set(one)) == 1 else one for key, one in values.items()}
+        return short | {"average_sigma": self.average_sigma}
 
 
 def _worst(noise: PairwiseCovariance, h: int) -> list[float]:

@@ -4,10 +4,14 @@ One release is given by its profile: upper bounds of the hockey sticks H_ε(P‖
 evaluated at a few hundred ε, joined by chords in e^ε (above the true curve, which is convex there), turned into a
 distribution by dp-accounting's connect-the-dots and convolved by FFT.
 
-*What is lost.* An FFT errs by a part of the largest masses. δ at ε is Σ w mass, with w = (1 − e^{ε − L})₊. As L grows,
-w rises from 0 to a `peak`, at most 1 − e^{−L} for the largest L, and falls to 0 at once after it. `off` bounds the part
-of Σ w mass that is missing, for every ε ≥ 0, and is added to δ: about 10⁻¹¹ for 1,000 steps. If δ is smaller, only the
-Rényi bound is left. With τ = `_unit` it adds up:
+An FFT errs by a part of the largest masses, and a small δ is a sum of far smaller ones. If that matters, the
+distribution of one release is tilted first: the mass of a loss L is multiplied by e^{θL} and divided by the moment M(θ)
+= Σ mass e^{θL}. The composition of K tilted distributions is the tilted composition, with M(θ)^K. Chernoff's θ for δ
+moves the centre of the tilted distribution to about ε: there an error of the FFT is the same part of δ.
+
+*What is lost.* δ at ε is M^K e^{−θε} Σ w mass, over tilted masses, with w = e^{−θ(L − ε)} (1 − e^{ε − L})₊. As L grows,
+w rises from 0 to a `peak`, at most 1/(1 + θ) and at most 1 − e^{−L} for the largest L. It falls again, and to 0 at once
+after the largest L. `off` bounds the part of Σ w mass that is missing, for every ε ≥ 0. With τ = `_unit` it adds up:
 
 - Cutting. All but TRUNCATION of the mass is in the window, by Chernoff's bound. The rest comes back into the window,
   since an FFT is periodic, and only adds to it.
@@ -38,10 +42,12 @@ if TYPE_CHECKING:
 
 LARGEST_LOSS = 500.0  # of one release; beyond it a loss counts as infinite
 TAIL = 1e-22  # the δ of one release at which its profile is cut
-TRUNCATION = 1e-15  # mass that composition may cut
+TRUNCATION = 1e-15  # tilted mass that composition may cut
 RATIO = 1.04  # of neighbouring ε: 4 % of a loss is far below the spread of a sum of losses
 LONGEST = 1 << 21  # points of a composed distribution: half a second of FFT
-_SUMS = 1 + 2.0**-30  # for sums of up to LONGEST numbers
+WORTH = 1e-3  # of δ: where more may be missing, tilting is tried
+CERTAIN = 0.01  # of δ: where more is missing although masses are tilted, no ε is given
+_HIGHEST = 40.0  # e^40 · TRUNCATION exceeds 1: beyond, a bound on δ says nothing
 
 
 class Profile(Protocol):
@@ -60,23 +66,26 @@ class Profile(Protocol):
 class _Loss(NamedTuple):
     """A distribution of losses on the grid `interval · (first, first + 1, …)`, the rest of the mass at infinity.
 
-    Some masses are below 0 by a rounding; `off` covers them.
+    The mass of a loss L is mass · e^{scale − tilt · L}. Some masses are below 0 by a rounding; `off` covers them.
     """
 
     interval: float
     first: int
     mass: NDArray[np.float64]
     infinite: float
+    tilt: float = 0.0
+    scale: float = 0.0
     off: float = 0.0
 
     def delta(self, epsilon: float) -> float:
         """Return Σ (1 − e^{ε − loss})₊ mass + infinite + what may be missing."""
         if math.isinf(epsilon):
-            return min(self.infinite + self.off, 1.0)
+            return min(self.infinite + (0.0 if self.tilt else self.off), 1.0)
         start = max(math.floor(epsilon / self.interval) - self.first, 0)
         losses = self.interval * np.arange(self.first + start, self.first + self.mass.size, dtype=np.float64)
         gain = -np.expm1(np.minimum(epsilon - losses, 0.0))
-        return min(self.infinite + self.off * _SUMS + float((gain * _SUMS) @ self.mass[start:]), 1.0)
+        missing = self.off * float(self._weights(np.array(epsilon)))
+        return min(self.infinite + missing + float((gain * self._weights(losses)) @ self.mass[start:]), 1.0)
 
     def epsilon(self, delta: float) -> float:
         """Return the least ε ≥ 0 whose δ suffices: first among all points of the grid, then between two of them."""
@@ -86,19 +95,33 @@ class _Loss(NamedTuple):
         above = np.concatenate((self.mass[max(1 - self.first, 0) :][::-1], np.zeros(below)))
         last = max(self.first - 1, 0) - below
         losses = self.interval * np.arange(last + above.size, last - 1, -1, dtype=np.float64)
-        missing = self.infinite + self.off * _SUMS
-        if missing > delta:
+        missing = self.infinite + self.off * self._weights(losses)
+        if missing[0] > delta:
             return math.inf
-        upper = np.cumsum(above * _SUMS)
+        upper, missing = np.cumsum(above * self._weights(losses[:-1])), missing[1:]
         # δ(ε) = e^{−interval} δ(ε + interval) + (1 − e^{−interval}) P(loss > ε): nothing is subtracted.
         lower = signal.lfilter([-math.expm1(-self.interval)], [1.0, -math.exp(-self.interval)], upper)
         short = missing + lower > delta
         if not short.any():
             return self.interval * last
         at = int(np.argmax(short))
+        if self.tilt and missing[at] - self.infinite > CERTAIN * delta:
+            return math.inf
         # δ is linear in e^ε between two points, and small enough at the upper one.
-        needed = (missing + lower[at] - delta) / max(upper[at] - lower[at], 1e-300)
+        needed = (missing[at] + lower[at] - delta) / max(upper[at] - lower[at], 1e-300)
         return float(losses[at + 1] + min(math.log1p(needed), self.interval))
+
+    def _weights(self, losses: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what a tilted mass is multiplied by; 2⁻³⁰ more, for sums of up to LONGEST numbers."""
+        return np.exp(np.minimum(self.scale - self.tilt * losses, _HIGHEST)) * (1 + 2.0**-30)
+
+    def tilted(self, order: float) -> _Loss:
+        """Return the same losses, tilted by `order` per point of the grid."""
+        places, mass = np.flatnonzero(self.mass), np.zeros_like(self.mass)
+        moment = float(_log_moments(np.array([order]), [self], [1])[0])
+        mass[places] = np.exp(np.log(self.mass[places]) + order * places - moment)
+        # A mass is exact to 2⁻⁴⁰: the exponent is at most some thousand.
+        return self._replace(mass=mass, tilt=order / self.interval, scale=moment + order * self.first + 2.0**-40)
 
 
 @dataclass(frozen=True)
@@ -133,8 +156,8 @@ class _Dots:
     backward: NDArray[np.float64]
 
 
-def compose(parts: Sequence[tuple[Profile, int]]) -> Composed:
-    """Return the curve of all parts together, each `count` times.
+def compose(parts: Sequence[tuple[Profile, int]], delta: float = 1.0) -> Composed:
+    """Return the curve of all parts together, each `count` times, sharpest around `delta`.
 
     Guarantee: an upper bound of the hockey stick of any adaptive composition of releases dominated by the profiles
     (Zhu, Dong and Wang 2022, Theorem 10), in both directions.
@@ -145,7 +168,7 @@ def compose(parts: Sequence[tuple[Profile, int]]) -> Composed:
     interval = _interval(scales, counts)
     while True:
         dots = [_evaluate(profile, interval, scale.top) for (profile, _), scale in zip(parts, scales, strict=True)]
-        ahead, back = (_losses(interval, dots, counts, reverse=reverse) for reverse in (False, True))
+        ahead, back = (_losses(interval, dots, counts, delta, reverse=reverse) for reverse in (False, True))
         if ahead is not None and back is not None:
             return Composed((ahead, back))
         interval *= 2
@@ -185,10 +208,26 @@ def _evaluate(profile: Profile, interval: float, top: float) -> _Dots:
     return _Dots(index, profile.forward(index * interval), profile.backward(index * interval))
 
 
-def _losses(interval: float, dots: Sequence[_Dots], counts: Sequence[int], *, reverse: bool) -> _Loss | None:
+def _losses(
+    interval: float, dots: Sequence[_Dots], counts: Sequence[int], delta: float, *, reverse: bool
+) -> _Loss | None:
     """Return the composed losses of one direction, None when they would not fit into LONGEST points."""
     sticks = [(d.index, d.backward, d.forward) if reverse else (d.index, d.forward, d.backward) for d in dots]
-    return _composed([_connect(interval, *stick) for stick in sticks], counts)
+    ones = [_connect(interval, *stick) for stick in sticks]
+    plain = _composed(ones, counts)
+    if plain is None or plain.off <= WORTH * delta or plain.infinite == 1:
+        return plain
+    order = _order(ones, counts, delta)
+    tilted = _composed([one.tilted(order) for one in ones], counts)
+    return plain if tilted is None else min(plain, tilted, key=lambda loss: loss.epsilon(delta))
+
+
+def _order(losses: Sequence[_Loss], counts: Sequence[int], delta: float) -> float:
+    """Return how much to tilt, per point of the grid: Chernoff's order for δ. Any other would be valid."""
+    orders = _orders(losses)
+    first = added(count * loss.first for loss, count in zip(losses, counts, strict=True))
+    least = (_log_moments(orders, losses, counts) - math.log(delta)) / orders + first
+    return float(orders[np.argmin(least)])
 
 
 def _composed(losses: Sequence[_Loss], counts: Sequence[int]) -> _Loss | None:
@@ -206,18 +245,20 @@ def _composed(losses: Sequence[_Loss], counts: Sequence[int]) -> _Loss | None:
     mass = np.roll(fft.irfft(product, size), -(low % size))[: high - low + 1]
     each = list(zip(losses, counts, strict=True))
     first = low + sum(count * loss.first for loss, count in each)
+    scale = added(count * loss.scale for loss, count in each)
     infinite = -math.expm1(added(count * math.log1p(-min(loss.infinite, 1 - 1e-16)) for loss, count in each))
-    interval = losses[0].interval
-    off = TRUNCATION + _rounding(spectra, counts, size, interval, max(first + mass.size - 1, 0))
-    return _Loss(interval, first, mass, min(infinite, 1.0), off)
+    interval, tilt = losses[0].interval, losses[0].tilt
+    off = TRUNCATION + _rounding(spectra, counts, size, (interval, tilt, first + mass.size - 1))
+    return _Loss(interval, first, mass, min(infinite, 1.0), tilt, scale, off)
 
 
 def _rounding(
-    spectra: Sequence[NDArray[np.complex128]], counts: Sequence[int], size: int, interval: float, last: int
+    spectra: Sequence[NDArray[np.complex128]], counts: Sequence[int], size: int, grid: tuple[float, float, int]
 ) -> float:
-    """Return what FFTs add to `off`; `last` is the point of the largest loss, or 0."""
-    unit, peak = _unit(size), -math.expm1(-last * interval)
-    most_w = peak * min(size, last)
+    """Return what FFTs add to `off`; `grid` is its interval, the tilt and the point of the last loss."""
+    unit, (interval, tilt, last) = _unit(size), grid
+    peak = min(-math.expm1(-max(last, 0) * interval), 1 / (1 + tilt))
+    most_w = min(peak * min(size, max(last, 0)), -1 / math.expm1(-tilt * interval) if tilt else math.inf)
     shown = np.minimum(peak / np.sin(np.arange(1, spectra[0].size) * (math.pi / size)), most_w)
     largest = [np.abs(one) + unit * abs(one[0]) for one in spectra]  # at frequency 0 it is the total mass
     product = np.prod([each**count for each, count in zip(largest, counts, strict=True)], axis=0)

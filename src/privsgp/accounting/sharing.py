@@ -45,7 +45,7 @@ class Sharing:
         sigma, least = covariance.effective(self.honest)[0], min(covariance.own_sigma)
         return Shared(mechanism.with_sigma(sigma), self.honest, self.graph.partners, least)
 
-    def told(
+    def summary(
         self, covariance: PairwiseCovariance, mechanism: Shared, steps: int, delta: float, relation: Relation
     ) -> dict[str, Any]:
         """Return what the noise is made of, and ε by how many nodes are honest."""
@@ -54,8 +54,8 @@ class Sharing:
             return accountant.epsilon(at, steps, delta, relation).epsilon
 
         curve = [[h, finite(e)] for h, e in trust_curve(covariance, 0, mechanism, epsilon)]
-        said = {"trust": "honest sites", "nodes": self.graph.nodes, "honest": self.honest}
-        return said | covariance.to_json(self.honest) | {"curve": curve}
+        shown = {"trust": "honest sites", "nodes": self.graph.nodes, "honest": self.honest}
+        return shown | covariance.to_json(self.honest) | {"curve": curve}
 
 
 def solve(

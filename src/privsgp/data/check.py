@@ -74,8 +74,8 @@ def check(path: Path, schema: Schema, *, person: str | None = None) -> Checked:
     tried(tables.refuse_unknown)
     found = {name: tried(tables.encode_column, name) for name in schema.encoded if name in there}
     whose = None if person is None else tried(tables.whose, PersonOptions(person=person))
-    target = schema.target.column
-    y = tried(tables.encode_target) if target in there else None
+    target = schema.target.columns[0]
+    y = tried(tables.encode_target) if {*schema.target.columns} <= {*there} else None
     counts = {name: one[1] for name, one in (*found.items(), (target, y)) if one is not None}
     odd = [*_counted(table, schema, counts), *_named(raw, schema, path, person)]
     rows = [] if whose is None else list(Counter(whose.names).values())

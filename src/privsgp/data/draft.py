@@ -18,12 +18,13 @@ from privsgp.data.tables import NAMES, as_number
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _CLASSES = 50  # distinct whole numbers or texts that still look like a list
 _LISTED = 10  # different numbers that may be a list of codes
 _CODES = 5  # different texts among numbers that still look like codes for a missing value
 _FEW = 40  # rows below which shares of classes say little
+_BINS = 8  # of a time until an event
 _DICTIONARY = ("column", "type", "min", "max", "values", "missing")
 _WORDS = YesNo(type="yes/no")
 _HEAD = """# schema.toml: what the columns of a table are. It is public, and the same at every site: its hash is part of
@@ -53,8 +54,11 @@ class _Draft(NamedTuple):
     codes: tuple[str, ...] = ()  # texts among numbers, which stand for a missing value
 
 
-def draft(table: Any, target: str, source: str) -> str:  # noqa: ANN401 - Arrow's
-    """Return the text of a schema for a public table, or by a data dictionary with the columns of `_DICTIONARY`."""
+def draft(table: Any, target: str, source: str, event: str | None = None) -> str:  # noqa: ANN401 - Arrow's
+    """Return the text of a schema for a public table, or by a data dictionary with the columns of `_DICTIONARY`.
+
+    With an `event` the target is the time until it, in bins that have about as many events each.
+    """
     columns = {name: list(map(_text, table.column(name).to_pylist())) for name in table.column_names}
     digests = {}
     if {"column", "type"} <= set(columns) <= set(_DICTIONARY):
@@ -63,7 +67,7 @@ def draft(table: Any, target: str, source: str) -> str:  # noqa: ANN401 - Arrow'
     else:
         found = {
             name: _Draft({"type": "ignored"}, _REPEATS)
-            if name != target and NAMES.search(name) and len(set(values)) < len(values)
+            if name not in (target, event) and NAMES.search(name) and len(set(values)) < len(values)
             else _column(values, names_rows=name != target)
             for name, values in columns.items()
         }
@@ -72,7 +76,14 @@ def draft(table: Any, target: str, source: str) -> str:  # noqa: ANN401 - Arrow'
         }
     if target not in found:
         raise Refused(f"--target {target}: {source} has no such column", f"take one of {', '.join(found)}")
-    predicted = {"column": target} | _as_target(found.pop(target), target)
+    if event is None:
+        predicted = {"column": target} | _as_target(found.pop(target), target)
+    elif event not in found:
+        raise Refused(f"--event {event}: {source} has no such column", f"take one of {', '.join(found)}")
+    else:
+        predicted = {"type": "survival", "time": target, "event": event}
+        predicted["bins"] = _bins(columns.get(target, []), columns.get(event, []), found.pop(target).values)
+        found.pop(event)
     if digests and "classes" in predicted:
         predicted |= _balance(predicted["classes"], columns[target])
     if codes := sorted({code for one in found.values() for code in one.codes}):
@@ -152,6 +163,20 @@ def _as_target(found: _Draft, target: str) -> dict[str, Any]:
         raise Refused(f"--target {target}: {found.why}", "name a column with classes or numbers")
     kinds = values.get("values") or list(found.kinds)
     return {"classes": kinds if len(kinds) > 1 else ["no", "yes"]}
+
+
+def _bins(times: Sequence[str], events: Sequence[str], described: Mapping[str, Any]) -> list[float]:
+    """Return round edges between which public events lie evenly; of a data dictionary, an even division."""
+    words = {word.lower() for word in schemas.WORDS.yes}
+    known = sorted(
+        time
+        for text, word in zip(times, events, strict=True)
+        if word.lower() in words and (time := as_number(text)) is not None
+    )
+    if len(known) < _FEW:
+        known = [i * max(described.get("range", (0.0, 0.0))[1], 1.0) / _BINS for i in range(1, _BINS + 1)]
+    ends = [known[math.ceil(i * len(known) / _BINS) - 1] for i in range(1, _BINS + 1)]
+    return sorted({float(f"{end:.2g}") for end in ends if end > 0})
 
 
 def _balance(classes: Sequence[str], values: Sequence[str]) -> dict[str, list[float]]:

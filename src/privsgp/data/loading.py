@@ -217,7 +217,8 @@ def _needed(schema: Schema | None, where: str) -> Schema:
 
 def like(schema: Schema) -> Dataset:
     """Return a record of nobody, with the shape that a schema gives: zeros, of the first class."""
-    y: Targets = np.zeros(1, np.float32) if schema.classes is None else np.zeros(1, np.int64)
+    shape = (1,) if schema.times is None else (1, len(schema.times))
+    y: Targets = np.zeros(shape, np.float32) if schema.classes is None else np.zeros(1, np.int64)
     return Dataset("schema", np.zeros((1, schema.width), np.float32), y, None, None, schema.classes)
 
 

@@ -11,14 +11,17 @@ import hashlib
 import json
 import math
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    Discriminator,
     Field,
     SerializerFunctionWrapHandler,
+    Tag,
     ValidationError,
     model_serializer,
     model_validator,
@@ -155,6 +158,9 @@ class YesNo(Options):
         return self
 
 
+WORDS = YesNo(type="yes/no")  # for an event
+
+
 class Ignored(Options):
     """A column that is not looked at; it may also not be there."""
 
@@ -178,15 +184,63 @@ class Target(Scaled):
             raise Refused(f"balance = {self.balance}", "give one share for each of the classes")
         return self
 
+    @property
+    def columns(self) -> list[str]:
+        """The columns that it is read from."""
+        return [self.column]
+
     @model_serializer(mode="wrap")
     def _as_before(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omit `balance` if it is not given: hashes of older schemas stay the same."""
         return {key: value for key, value in written(self).items() if key != "balance" or value is not None}
 
 
+class Survival(Options):
+    """A time until an event, in public bins: some persons are last seen without it (censored)."""
+
+    type: Literal["survival"]
+    time: str = option(..., "the column of the time since a person's start, of the event or when last seen")
+    event: str = option(..., "the column that says yes if the event happened at that time")
+    bins: Annotated[list[Positive], Field(min_length=2)] = option(..., "upper edges of the bins; the first begins at 0")
+
+    classes: ClassVar[None] = None
+    balance: ClassVar[None] = None
+
+    @model_validator(mode="after")
+    def _rises(self) -> Self:
+        if any(a >= b for a, b in pairwise(self.bins)):
+            raise Refused(f"bins = {self.bins}", "give rising upper edges, for example [30, 90, 180, 365]")
+        return self
+
+    @property
+    def column(self) -> str:
+        """The column of times."""
+        return self.time
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that it is read from."""
+        return [self.time, self.event]
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The times that are seen."""
+        return 0.0, self.bins[-1]
+
+    @property
+    def affine(self) -> tuple[float, float]:
+        """(c, s) of v ↦ (v − c) / s: times are in their own unit."""
+        return 0.0, 1.0
+
+
 Column = Annotated[Number | Category | YesNo | Ignored, Field(discriminator="type")]
 Encoded = Number | Category | YesNo
 MISSING = ["", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None"]
+
+
+def _kind_of_target(given: Any) -> str:  # noqa: ANN401 - what a file says, or a section
+    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+    return "value" if kind is None else str(kind)
 
 
 class Schema(Options):
@@ -205,7 +259,9 @@ class Schema(Options):
 
     """
 
-    target: Target
+    target: Annotated[
+        Annotated[Target, Tag("value")] | Annotated[Survival, Tag("survival")], Discriminator(_kind_of_target)
+    ]
     columns: Annotated[dict[str, Column], Field(min_length=1)]
     missing: list[str] = option(MISSING, "texts that stand for a missing value, unless a category lists them")
     drafted: list[Annotated[str, Field(pattern="^([0-9a-f]{16})?(-([0-9a-f]{16})?){0,15}$")]] | None = option(
@@ -219,8 +275,8 @@ class Schema(Options):
 
     @model_validator(mode="after")
     def _can_be_encoded(self) -> Self:
-        if self.target.column in self.columns:
-            raise Refused(f"{self.target.column!r} is the target and one of [columns]", "leave it out of [columns]")
+        if both := [name for name in self.target.columns if name in self.columns]:
+            raise Refused(f"{both[0]!r} is the target and one of [columns]", "leave it out of [columns]")
         if not self.encoded:
             raise Refused("all of [columns] are ignored", "say what at least one of them is")
         if self.width > _MOST:
@@ -276,6 +332,11 @@ class Schema(Options):
     def unit(self) -> tuple[float, float]:
         """(centre, scale) of a target that is a number: centre + scale · value is in the unit of the table."""
         return (0.0, 1.0) if self.target.classes is not None else self.target.affine
+
+    @property
+    def times(self) -> list[float] | None:
+        """The edges at which survival is predicted; None for another target."""
+        return self.target.bins if isinstance(self.target, Survival) else None
 
     @property
     def digest(self) -> str:

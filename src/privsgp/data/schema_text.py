@@ -59,8 +59,10 @@ def toml_value(value: object) -> str:
 def refusal(error: ValidationError, where: str) -> Refused:
     """Return the refusal of a schema or a dialect: the first key that is wrong."""
     first = error.errors(include_url=False)[0]
-    tags = ("number", "category", "yes/no", "ignored")  # pydantic names the type it took
-    at = [str(part) for i, part in enumerate(first["loc"]) if not (i == 2 and part in tags)]
+    of_target = first["loc"][:1] == ("target",)
+    tags = ["survival"] if of_target else ["number", "category", "yes/no", "ignored"]
+    tagged = 1 if of_target else 2  # pydantic names the type it took
+    at = [str(part) for i, part in enumerate(first["loc"]) if not (i == tagged and part in ("value", *tags))]
     cause = first.get("ctx", {}).get("error")
     place = ".".join(at) or "it"
     if isinstance(cause, Refused):

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from privsgp.data import dialect as dialects
-from privsgp.data import same_records
+from privsgp.data import same_records, survival
 from privsgp.data.files import refuse_vast
 from privsgp.data.hashes import row_hashes
 from privsgp.data.persons import Named, nameless
-from privsgp.data.schema import OTHER, Category, Number, doubles
+from privsgp.data.schema import OTHER, WORDS, Category, Number, Survival, doubles
 from privsgp.data.schema_text import column_line, toml_key, toml_value
 from privsgp.errors import Refused
 from privsgp.files import opened
@@ -287,7 +287,7 @@ def encode(
         blocks.append(block)
     y = None
     if labelled:
-        y, counts[schema.target.column] = encode_target(table, schema, where)
+        y, counts[schema.target.columns[0]] = encode_target(table, schema, where)
     rows = row_hashes(table, schema.encoded) if labelled else None
     named = None if persons is None else whose(table, schema, where, persons)
     repeats = repeating(table, schema) if own and persons is None else ()
@@ -301,7 +301,7 @@ def encode(
 
 def repeating(table: Any, schema: Schema, used: Collection[str] = ()) -> list[tuple[str, int]]:  # noqa: ANN401 - Arrow's
     """Return columns that are no feature and may name persons with several rows, and how many names they have."""
-    features, found = {schema.target.column, *schema.encoded, *used}, list[tuple[str, int]]()
+    features, found = {*schema.target.columns, *schema.encoded, *used}, list[tuple[str, int]]()
     for name in (name for name in table.column_names if name not in features):
         column, rows = table.column(name), table.num_rows
         if _any(column.type, "string", "large_string", "integer") and not column.null_count:
@@ -344,7 +344,7 @@ def _all_there(values: Values) -> Floats:
 
 def refuse_drafted(table: Any, schema: Schema, where: str) -> None:  # noqa: ANN401 - Arrow's
     """Refuse a site's table that the schema was drafted from."""
-    used = [*schema.encoded, schema.target.column]
+    used = [*schema.encoded, *schema.target.columns]
     if schema.drafted is not None and same_records.drafted_from(schema.drafted, table, used):
         remedy = "draft the schema from a table that no site trains on; send this one to nobody if the rows are private"
         raise Refused(f"{where}: the schema was drafted from these rows, and shows everybody their ranges", remedy)
@@ -352,7 +352,7 @@ def refuse_drafted(table: Any, schema: Schema, where: str) -> None:  # noqa: ANN
 
 def refuse_absent(table: Any, schema: Schema, where: str, *, labelled: bool = True) -> None:  # noqa: ANN401 - Arrow's
     """Refuse a table without a column that the schema uses."""
-    needed, there = [*schema.encoded, *([schema.target.column] if labelled else [])], table.column_names
+    needed, there = [*schema.encoded, *(schema.target.columns if labelled else [])], table.column_names
     if missing := [name for name in needed if name not in there]:
         remedy = (
             f"use the names of the schema, or write in the dialect beside the table: absent = {toml_value(missing)}"
@@ -362,7 +362,7 @@ def refuse_absent(table: Any, schema: Schema, where: str, *, labelled: bool = Tr
 
 def refuse_unknown(table: Any, schema: Schema, where: str) -> None:  # noqa: ANN401 - Arrow's
     """Refuse a table with a column that is not in the schema."""
-    known = {schema.target.column, *schema.columns}
+    known = {*schema.target.columns, *schema.columns}
     if extra := [name for name in table.column_names if name not in known]:
         line = f'{toml_key(extra[0])} = {{ type = "ignored" }}'
         remedy = f"write in the dialect beside the table: drop = {toml_value(extra)}, or agree in the schema on: {line}"
@@ -504,6 +504,8 @@ def encode_target(
 ) -> tuple[NDArray[np.int64] | NDArray[np.float32], Count]:
     """Return the targets, and what was counted."""
     target, wanted = schema.target, "number" if schema.classes is None else "classes"
+    if isinstance(target, Survival):
+        return _survival(table, schema, target, where)
     values = Values(table.column(target.column), schema, f"{where}: target {target.column!r}", wanted)
     found, missing = values.numbers() if target.classes is None else values.codes(target.classes)
     if missing.any():
@@ -516,6 +518,22 @@ def encode_target(
         remedy = f"the schema lists {_names(target.classes)}; write in the dialect beside the table: {line}"
         raise values.wrong(bad, "is none of the classes", remedy)
     return found.astype(np.int64), dict.fromkeys(COUNTED, 0)
+
+
+def _survival(table: Any, schema: Schema, target: Survival, where: str) -> tuple[NDArray[np.float32], Count]:  # noqa: ANN401
+    """Return the targets of survival, and how many were seen beyond the last bin."""
+    remedy = "leave out persons whose time or event is not known; correct others"
+    name = f"{where}: target {target.time!r}"
+    times = Values(table.column(target.time), schema, name, "number")
+    time, missing = times.numbers()
+    if (bad := missing | (time < 0)).any():
+        raise times.wrong(bad, "is no time since a person's start", remedy)
+    words = Values(table.column(target.event), schema, f"{where}: target {target.event!r}", "yes/no")
+    codes, missing = words.codes([*WORDS.yes, *WORDS.no], lower=True)
+    if (bad := (codes < 0) | missing).any():
+        raise words.wrong(bad, "is neither yes nor no", f"{remedy}; or {word_line(target.event, 'yes')}")
+    y = survival.targets(time, codes < len(WORDS.yes), target.bins)
+    return y, {"missing": 0, "clipped": int((time > target.bins[-1]).sum()), "other": 0}
 
 
 def as_number(text: str) -> float | None:

@@ -113,7 +113,7 @@ class BudgetGuard:
             self._until = stop
         return whole <= self._until
 
-    def settle(self, k: int, x: Tensor) -> None:
+    def check_resumed(self, k: int, x: Tensor) -> None:
         """Note the messages of the last committed step where a crash came between the two; x are the committed ones.
 
         Guarantee: steps after the commit were not sent. A ledger that knows of one has a commit that was put back, and
@@ -198,7 +198,7 @@ class BudgetGuard:
 
     def _reach_of(self, ledger: Ledger, mechanism: Mechanism, k: int) -> int:
         """Return the step up to which a node can pay; a simulation goes on for nothing over steps already paid for."""
-        left, numbers = ledger.segment.left, self._between(ledger, k)
+        left, numbers = ledger.segment.remaining, self._between(ledger, k)
         paid = max(0, ledger.segment.stop - numbers.start) if self._knows_unsent else 0
         again, most = ledger.segment.charged - paid - numbers.start, mechanism.redo_limit
         if ledger.segment.closed or (most is not None and again > most):

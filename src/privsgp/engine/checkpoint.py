@@ -80,8 +80,8 @@ def _digest(value: Tensor) -> str:
 
 
 def _check(metadata: dict[str, str]) -> str:
-    told = {key: value for key, value in metadata.items() if key != "check"}
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    fields = {key: value for key, value in metadata.items() if key != "check"}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def read_progress(path: Path) -> Progress:

@@ -79,8 +79,8 @@ class Evaluator:
         accuracies = self._accuracies(s)
         row = self._shared(self._times(k, seconds), _spread(accuracies))
         own: list[float | None] = list(accuracies if self.spec.share_metrics else []) or [None] * len(s.w)
-        said = self.world.all_gather_nodes(own, between(0, 1, float) | None, self.spec.nodes)
-        return row | _spread([accuracy for accuracy in said if accuracy is not None])
+        answers = self.world.all_gather_nodes(own, between(0, 1, float) | None, self.spec.nodes)
+        return row | _spread([accuracy for accuracy in answers if accuracy is not None])
 
     def measured(self, k: int, seconds: float, s: State) -> dict[str, Any]:
         """Measure all nodes on test data; on training data only in simulation, where it is all here."""

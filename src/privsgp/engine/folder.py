@@ -42,18 +42,18 @@ METRICS_VERSION = 1
 class Folder:
     """One run's folder, locked for as long as it is open."""
 
-    def __init__(self, path: Path, part: str = "") -> None:
+    def __init__(self, path: Path, suffix: str = "") -> None:
         self.path = path
-        self.part = part  # one process's share of the folder, named after its nodes; "" for a process that is alone
+        self.suffix = suffix  # one process's share of the folder, named after its nodes; "" for a process that is alone
         self.config = path / "config.toml"  # the configuration as it was resolved
         self.plan = path / "plan.json"  # what the planner chose, where something was "auto"
         self.summary = path / "summary.json"  # what came out; its presence marks a finished run
         self.metrics = path / "metrics.jsonl"  # one line per evaluation
         self.model = path / "model.safetensors"  # the average model
         self.lock = path / ".lock"  # what is locked while the folder is in use
-        self.checkpoint = path / "private" / f"checkpoint{part}.safetensors"  # the last; never to leave the site
+        self.checkpoint = path / "private" / f"checkpoint{suffix}.safetensors"  # the last; never to leave the site
         # the one before: others may not have come further when a process dies
-        self.checkpoint_before = path / "private" / f"checkpoint{part}-before.safetensors"
+        self.checkpoint_before = path / "private" / f"checkpoint{suffix}-before.safetensors"
 
     def node(self, i: int) -> Path:
         """Node i's own model z_i."""
@@ -84,9 +84,9 @@ class Folder:
     def locked(self) -> Iterator[Folder]:
         """Create the folder where needed and hold its lock; a process with a part of its own shares the folder's."""
         with contextlib.ExitStack() as locks:
-            if self.part:
+            if self.suffix:
                 locks.enter_context(self._locked(self.lock, fcntl.LOCK_SH))
-            locks.enter_context(self._locked(self.path / f".lock{self.part}", fcntl.LOCK_EX))
+            locks.enter_context(self._locked(self.path / f".lock{self.suffix}", fcntl.LOCK_EX))
             yield self
 
     @contextlib.contextmanager
@@ -143,8 +143,8 @@ class Folder:
         if not (self.path / "run.json").exists():
             started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             identity = {"format": "privsgp-run", "version": 1, "run": run or uuid.uuid4().hex, "started": started}
-            told = {"versions": versions, "command": sys.argv, "circumstances": circumstances}
-            write_json(self.path / "run.json", identity | told)
+            rest = {"versions": versions, "command": sys.argv, "circumstances": circumstances}
+            write_json(self.path / "run.json", identity | rest)
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Add one evaluation."""
@@ -152,13 +152,13 @@ class Folder:
 
     def keep_metrics(self, row: dict[str, Any]) -> None:
         """Add one evaluation on test data that nobody else may see; a step taken again has several."""
-        path = self.path / "private" / f"metrics{self.part}.jsonl"
+        path = self.path / "private" / f"metrics{self.suffix}.jsonl"
         path.touch(0o600)
         _append(path, row)
 
     def keep_clip(self, found: dict[str, Any]) -> None:
         """Write how often the clip is reached, which depends on private samples."""
-        write_private(self.path / "private" / f"clip{self.part}.json", json.dumps(found).encode())
+        write_private(self.path / "private" / f"clip{self.suffix}.json", json.dumps(found).encode())
 
     def start_metrics(self, mark: dict[str, Any], *, up_to: int) -> list[dict[str, Any]]:
         """Begin the metrics, or keep those of an earlier attempt up to a step; return the rows kept."""

@@ -103,6 +103,14 @@ class Evaluated(_Kept):
 _TESTED = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "train_loss", "consensus_error")
 
 
+class _Survival(_Kept):
+    times: Annotated[list[float], Field(min_length=1)]
+    kaplan_meier: list[_Part]
+    predicted: list[_Part]
+    brier: list[float]
+    calibration: list[list[_Bin]]
+
+
 def _numbers(*names: str) -> type[_Kept]:
     """Return a format with a number, or nothing, under each of these names."""
     fields: Any = dict.fromkeys(names, (_Number, None))
@@ -127,6 +135,7 @@ class Summary(_Measured):  # type: ignore[misc]
     sites: list[str] | None = None
     steps: _Whole
     dim: _Whole
+    survival: _Survival | None = None
     baseline: dict[str, _Number] | None = None
     own_metrics: dict[str, _Number] | None = None
     dull: list[str] | None = None

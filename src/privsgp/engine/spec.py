@@ -93,7 +93,7 @@ class Learning:
 
 
 @dataclass(frozen=True)
-class Protection:
+class NodeBudgets:
     """What is promised: one mechanism and one budget per node, and how many releases that budget pays for.
 
     `epsilon(node, releases)` is the certified ε of so many releases. `allowance` is, for each node, the number of its
@@ -140,7 +140,7 @@ class RunSpec:
     seed: int | None
     shared_hash: str
     learning: Learning
-    protection: Protection
+    protection: NodeBudgets
     algorithm: type[Algorithm]
     settings: Settings
     graph: Graph
@@ -201,7 +201,7 @@ class RunSpec:
         """The samples of a node that a pass has room for, by the mechanisms of all nodes: the same in every process."""
         return max(capacity(m, self.nodes) for m in set(self.protection.mechanisms))
 
-    def part(self, nodes: slice) -> RunSpec:
+    def for_nodes(self, nodes: slice) -> RunSpec:
         """Return the same run for some of the nodes here."""
         own = self.learning
         some = replace(own, inputs=own.inputs[nodes], targets=own.targets[nodes], samples=own.samples[nodes])

@@ -269,7 +269,7 @@ class Trainer:
             return [Group(slices[0], spec.algorithm(block, spec.settings))]
         loss, groups = one_at_a_time(loss), []
         for nodes in slices:
-            part = spec.part(nodes)
+            part = spec.for_nodes(nodes)
             block = self._block(part, Ruled(self.model, self.layout, loss), self.randomness.of(part))
             groups.append(Group(nodes, spec.algorithm(block, spec.settings)))
         return groups

@@ -76,7 +76,7 @@ class Product(Piece):
         """Scale δ; where the factor is 0 both factors become 0, so that 0 · inf cannot come back as NaN."""
         self.delta = scaled(self.delta, factor)
         if not self.input_is_data:
-            self.input = self.input.masked_fill(beside(factor, self.input) == 0, 0)
+            self.input = self.input.masked_fill(broadcast(factor, self.input) == 0, 0)
 
     def factors(self) -> Factors:
         """Return δ, and the input unless it is the data, which the node holds anyway."""
@@ -297,11 +297,11 @@ def scaled(v: Tensor, factor: Tensor) -> Tensor:
         from privsgp.kernels import rows
 
         return rows.scaled(flat, factor).view(v.shape)
-    f = beside(factor, v)
+    f = broadcast(factor, v)
     return torch.where(f == 0, 0, v * f.to(v.dtype))  # laid out as f is, and sums round by how numbers lie
 
 
-def beside(factor: Tensor, v: Tensor) -> Tensor:
+def broadcast(factor: Tensor, v: Tensor) -> Tensor:
     """View a number for each sample, [m, b], so that it can multiply v [m, b, …]."""
     return factor.view(*factor.shape, *[1] * (v.ndim - 2))
 
@@ -323,7 +323,7 @@ def gather(table: Tensor, rows: Tensor, like: Tensor | None = None, factor: Tens
     taken = table.flatten(0, 1).index_select(0, order.flatten()).view(*order.shape, *table.shape[2:])
     found = taken.to(rows.device, table.dtype if like is None else like.dtype)
     found = found.transpose(0, 1) if samples_first else found
-    return found if factor is None else found * beside(factor, found).to(found.dtype)
+    return found if factor is None else found * broadcast(factor, found).to(found.dtype)
 
 
 def numbered(table: Tensor, rows: Tensor) -> Tensor:

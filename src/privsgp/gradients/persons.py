@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from privsgp.gradients.per_sample import Outer, PerSample, Piece, Plain, Product, beside, smaller, squared_norm
+from privsgp.gradients.per_sample import Outer, PerSample, Piece, Plain, Product, broadcast, smaller, squared_norm
 from privsgp.gradients.rounding import cancelled
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Persons:
         """Return the mean gradient of each person's rows: z [m, d], inputs and targets [m, b, rows, …]."""
         real = is_row(targets)
         weights = (real / real.sum(-1, keepdim=True).clamp(min=1)).flatten(1)
-        known = torch.where(beside(real.flatten(1), targets.flatten(1, 2)), targets.flatten(1, 2), 0)
+        known = torch.where(broadcast(real.flatten(1), targets.flatten(1, 2)), targets.flatten(1, 2), 0)
         g = self.by_row(z, inputs.flatten(1, 2), known)
         for piece in g.pieces:
             piece.scale_(weights)

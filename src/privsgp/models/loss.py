@@ -18,7 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax
 from privsgp.errors import Refused
 
 PerSample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-Kind = Literal["cross-entropy", "binary", "mse"]
+Kind = Literal["cross-entropy", "binary", "mse", "survival"]
 _OF_TORCH: dict[type, Kind] = {
     nn.CrossEntropyLoss: "cross-entropy", nn.BCEWithLogitsLoss: "binary", nn.MSELoss: "mse", nn.L1Loss: "mse",
     nn.SmoothL1Loss: "mse", nn.HuberLoss: "mse",
@@ -33,7 +33,7 @@ class _Loss:
 
 
 def per_sample(name: str) -> PerSample:
-    """The loss `name` of each sample: "cross-entropy", "binary" (one logit, labels 0 and 1) or "mse"."""
+    """The loss `name` of each sample: "cross-entropy", "binary" (one logit, labels 0 and 1), "mse" or "survival"."""
     return _known(name).per_sample
 
 
@@ -77,7 +77,7 @@ def in_any_precision(loss: PerSample, axes: int = 0) -> PerSample:
 
 
 def correct(name: str) -> PerSample | None:
-    """Whether each sample is classified correctly, for a loss of classification; None for "mse"."""
+    """Whether each sample is classified correctly, for a loss of classification; None for numbers."""
     return _known(name).correct
 
 
@@ -89,7 +89,7 @@ def task(name: str) -> Literal["classification", "regression"]:
 def outputs(name: str, *, classes: int | None, target_shape: tuple[int, ...]) -> int:
     """How many outputs a model needs for the loss `name` and targets of `target_shape`, () or (k,), each."""
     _known(name)
-    if name == "mse":
+    if name in ("mse", "survival"):
         return target_shape[0] if target_shape else 1
     if classes is None or classes < 2 or (name == "binary" and classes != 2):
         needs = "two classes" if name == "binary" else "at least two classes"
@@ -109,10 +109,22 @@ def _mse(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs - targets.reshape(outputs.shape)).square().mean(-1)
 
 
+def _survival(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Sum the cross-entropy of the hazards over the bins in which a person was at risk.
+
+    A bin counts if the event was in it, or if the person was seen for at least half of it.
+    """
+    event = targets < 0
+    at_risk = event | (targets >= 0.5)
+    loss = binary_cross_entropy_with_logits(outputs, event.to(outputs.dtype), reduction="none")
+    return (loss * at_risk).sum(-1)
+
+
 _LOSSES = {
     "cross-entropy": _Loss(_cross_entropy, lambda outputs, y: outputs.argmax(-1) == y, "classification"),
     "binary": _Loss(_binary, lambda outputs, y: (outputs.squeeze(-1) > 0) == (y > 0), "classification"),
     "mse": _Loss(_mse, None, "regression"),
+    "survival": _Loss(_survival, None, "regression"),
 }
 
 

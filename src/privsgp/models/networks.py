@@ -50,9 +50,9 @@ def make(
     """The model `name`, the same bits for the same `seed`; torch's global generators are left as they were.
 
     It is on the CPU, or on "meta", where it takes no memory: to count its weights.
-    "logistic" and "linear" are one linear layer (the loss tells them apart); "mlp" has one layer with `activation` for
-    each width in `hidden`, for which the others have no use; "cnn" and "resnet18" are for images (see `images`),
-    "embedding" for tokens of a `vocabulary`.
+    "logistic" and "linear" are one linear layer (the loss tells them apart); "hazard" is for survival.
+    "mlp" has one layer with `activation` for each width in `hidden`, for which the others have no use; "cnn" and
+    "resnet18" are for images (see `images`), "embedding" for tokens of a `vocabulary`.
     """
     if name not in NAMES:
         raise Refused(f"model.name = {name!r} is unknown", f"use one of {', '.join(NAMES)}")
@@ -66,6 +66,8 @@ def make(
             return embedding(input_shape, outputs, vocabulary, width)
         if name in ("cnn", "resnet18"):
             return (cnn if name == "cnn" else resnet18)(input_shape, outputs)
+        if name == "hazard":
+            return hazard(math.prod(input_shape), outputs)
         widths = [math.prod(input_shape), *(_widths(hidden) if name == "mlp" else []), outputs]
         return _fully_connected(widths, ACTIVATIONS[activation])
 
@@ -74,6 +76,19 @@ def _fully_connected(widths: Sequence[int], activation: type[nn.Module]) -> nn.S
     linears = [nn.Linear(before, after) for before, after in pairwise(widths)]
     layers = [layer for linear in linears for layer in (linear, activation())]
     return nn.Sequential(nn.Flatten(), *layers[:-1])
+
+
+FIRST_HAZARD = 0.1  # of every bin at x⁰: nearly all gradients would else say that one half is too much
+
+
+def hazard(inputs: int, bins: int) -> nn.Module:
+    """One linear score per person, and a level for each bin: the odds of the event are proportional in all bins."""
+    score, levels = nn.Linear(inputs, 1, bias=False), nn.Linear(1, bins)
+    nn.init.zeros_(score.weight)
+    nn.init.ones_(levels.weight)
+    levels.weight.requires_grad = False
+    nn.init.constant_(levels.bias, math.log(FIRST_HAZARD / (1 - FIRST_HAZARD)))
+    return nn.Sequential(nn.Flatten(), score, levels)
 
 
 def _widths(hidden: int | Sequence[int]) -> list[int]:

@@ -23,6 +23,7 @@ class _EmbeddingOptions(Options):
 MODELS: dict[str, type[Options]] = {
     "logistic": Options,
     "linear": Options,
+    "hazard": Options,
     "mlp": _MLPOptions,
     "cnn": Options,
     "resnet18": Options,

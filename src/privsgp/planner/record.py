@@ -10,8 +10,11 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
+
 from privsgp.accounting.shown import guess, percent_up, small, span_up, up
 from privsgp.files import in_units
+from privsgp.models import per_sample
 from privsgp.planner.choose import LENGTHS
 from privsgp.planner.theorems import careless_delta
 from privsgp.runs import worth
@@ -110,8 +113,9 @@ class Plan:
         spec = self.planner.spec(c.noise, c.steps)
         for rehearsal in (self.planner.rehearsal, *([] if self.ends is None else [self.ends])):
             for run, loss in zip(rehearsal.runs, rehearsal.losses(spec, c.distance), strict=True):
-                alone = () if self.ends is None else [_alone(run, rows) for rows in self.network.samples]
-                found.append(Expected(run.name, loss, _constant(run.y_test), alone))
+                timed = rehearsal.loss is per_sample("survival")
+                alone = () if self.ends is None else [_alone(run, rows, timed=timed) for rows in self.network.samples]
+                found.append(Expected(run.name, loss, _constant(run.y_test, timed=timed), alone))
         return found
 
     @property
@@ -144,7 +148,7 @@ class Plan:
         made = c.method.mechanism(c.batch, round(n.mean_samples)).with_sigma(c.noise.common(c.steps))
         alike = n.sharing.solved(made.sigma, n.pair_ratio)
         mechanism = n.sharing.counted(made, alike)
-        told = n.sharing.told(alike, mechanism, n.releases(c.steps), n.delta, n.relation)
+        told = n.sharing.summary(alike, mechanism, n.releases(c.steps), n.delta, n.relation)
         mean = {"average_sigma": covariance.average_sigma, "message_sigma": covariance.message_sigma}
         return told | mean | {"independent_noise_in_average": self.deviation(c) / n.left}
 
@@ -281,17 +285,22 @@ class Plan:
         ]  # fmt: skip
 
 
-def _alone(run: Samples, rows: int) -> float:
+def _alone(run: Samples, rows: int, *, timed: bool) -> float:
     """Return the test loss of a site's own model without noise, learnt from so many rows."""
     x, y, x_test, y_test = (part.numpy() for part in run[:4])
+    if timed:
+        return worth.survival_loss_alone(x[:rows], y[:rows], x_test, y_test)
     if not run.y.is_floating_point() and bool((run.y[:rows] == run.y[0]).all()):
-        return _constant(run.y_test)
+        return _constant(run.y_test, timed=False)
     classes = None if run.y.is_floating_point() else int(run.y_test.max()) + 1
     return worth.loss_alone(x[:rows], y[:rows], x_test, y_test, classes)
 
 
-def _constant(targets: Tensor) -> float:
-    """Return the test loss of the best constant guess: the entropy of the classes, or the variance."""
+def _constant(targets: Tensor, *, timed: bool) -> float:
+    """Return the test loss of the best constant guess: the entropy of the classes or hazards, or the variance."""
+    if timed:
+        same, y = np.zeros((len(targets), 1), np.float32), targets.numpy()
+        return worth.survival_loss_alone(same, y, same, y)
     if targets.is_floating_point():
         return float(targets.double().var(0, correction=0).mean())
     p = targets.bincount().double() / len(targets)

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from scipy import fft, special
 
-from privsgp.data.schema import Category, Number
+from privsgp.data import survival
+from privsgp.data.schema import Category, Number, Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +36,7 @@ BETWEEN = (0.2, 0.45, 0.7)  # share of the variance, in a direction that matters
 FACTORS, COMMON = 2, 0.5  # factors that all columns share, and their share of a column's variance
 MISSING = 0.1  # share of values that are missing, in columns that may have some
 OTHERS = 0.02  # share of "other" in a category
+EVENTS, CENSORED = 0.5, 0.3  # share of persons with the event before the last time, and of those not seen until then
 SKEWED = 4.0  # how many times as frequent as the next a class is, where the balance is not public
 
 
@@ -100,7 +102,7 @@ def table(schema: Schema, signal: Signal, *, samples: int, seed: int = 0) -> Sam
     Shares of the classes are those of the schema, or skewed ones, to the power `evenness`. With a certain signal the
     target decides the common factors, so that about half of the columns show it.
     """
-    rng, count, kinds = np.random.default_rng(seed), 5 * samples, schema.classes
+    rng, count, kinds, times = np.random.default_rng(seed), 5 * samples, schema.classes, schema.times
     common, shares = rng.standard_normal((count, FACTORS)), _shares(schema, signal.evenness)
     if certain := math.isinf(signal.strength):
         causes = common[:, 0] if kinds is None else rng.choice(kinds, count, p=shares)
@@ -110,7 +112,10 @@ def table(schema: Schema, signal: Signal, *, samples: int, seed: int = 0) -> Sam
     unit = (x - x.mean(0)) / np.where(spread > 0, spread, 1)
     scores = unit @ rng.standard_normal((x.shape[1], kinds or 1))
     scores /= np.maximum(scores.std(0), 1e-12)
-    if kinds is None:
+    if times is not None:
+        risk = common[:, 0] if certain else signal.strength * scores[:, 0]
+        y = _survival(rng, risk, len(times), certain=certain)
+    elif kinds is None:
         y = _numbers(rng, (common if certain else scores)[:, 0], schema, signal.r2)
     else:
         y = torch.from_numpy(causes) if certain else _labels(rng, signal.strength * scores / math.sqrt(2), shares)
@@ -161,8 +166,24 @@ def _numbers(rng: np.random.Generator, score: Floats, schema: Schema, explained:
     y = math.sqrt(explained) * score + math.sqrt(1 - explained) * rng.standard_normal(len(score))
     target = schema.target
     (low, high), (centre, scale) = target.limits, target.affine
-    y = np.clip(y if target.centre is not None else 0.4 * y, (low - centre) / scale, (high - centre) / scale)
+    centred = isinstance(target, Target) and target.centre is not None
+    y = np.clip(y if centred else 0.4 * y, (low - centre) / scale, (high - centre) / scale)
     return torch.from_numpy(y).float()
+
+
+def _survival(rng: np.random.Generator, risk: Floats, bins: int, *, certain: bool) -> Tensor:
+    """Return targets of persons whose hazard rises with their risk; a few are not seen until the end.
+
+    For a certain signal the risk decides who has the event in the first bin, and all others survive.
+    """
+    if certain:
+        time, event = np.where(risk > 0, 0.5, bins), risk > 0
+    else:
+        until = rng.exponential(size=len(risk)) * np.exp(-risk)
+        until *= bins / np.quantile(until, EVENTS)
+        seen = np.where(rng.random(len(risk)) < CENSORED, rng.uniform(0, bins, len(risk)), bins)
+        time, event = np.minimum(until, seen), until <= seen
+    return torch.from_numpy(survival.targets(time, event, range(1, bins + 1)))
 
 
 def tokens(

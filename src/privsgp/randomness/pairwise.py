@@ -209,13 +209,13 @@ def _refuse_uncounted(noise: PairwiseNoise, nodes: range, mechanisms: Sequence[M
             "pairwise noise with a method whose releases differ in noise",
             "take privacy.noise = 'independent': pairs add the same noise at every step",
         )
-    worth = noise.covariance.effective(noise.honest)
+    effective = noise.covariance.effective(noise.honest)
     for i, mechanism in zip(nodes, mechanisms, strict=True):
         shared, partners = mechanism.shared, noise.covariance.graph.partners
         honest = 0 if shared is None or shared.partners != partners else shared.honest
-        if honest != noise.honest or mechanism.sigma > worth[i]:
+        if honest != noise.honest or mechanism.sigma > effective[i]:
             raise Refused(
                 f"node {i} is counted with σ = {mechanism.sigma:g} and {honest} honest nodes; its pairwise "
-                f"noise is worth {worth[i]:g} where {noise.honest} are honest",
+                f"noise is worth {effective[i]:g} where {noise.honest} are honest",
                 "nothing was sent; report this: noise must be what is counted",
             )

@@ -168,6 +168,9 @@ def _spent_elsewhere(book: Book, known: Sequence[tuple[Entry, Records]]) -> Iter
                 found[other.run, other.folder] = other, shared + found.get((other.run, other.folder), (other, 0))[1]
     private = [(other, shared) for other, shared in found.values() if not other.simulation]
     for other, shared in private[:_MOST_NAMED]:
+        if other.command == HELD_OUT:
+            yield f"{shared:,} of these records are held out by {other.name!r} ({other.folder}) for a test"
+            continue
         budget = "no finite ε" if other.epsilon is None else f"ε = {up(other.epsilon)}"
         yield f"{shared:,} of these records are also in {other.name!r} ({other.folder}) under {budget}: the two add up"
     if len(private) > _MOST_NAMED:

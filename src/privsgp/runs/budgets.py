@@ -12,7 +12,7 @@ from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, trust_cu
 from privsgp.accounting.sharing import solve
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.algorithms.update_rule import node_weights
-from privsgp.engine.spec import Protection
+from privsgp.engine.spec import NodeBudgets
 from privsgp.errors import Refused
 from privsgp.outside import between, exactly, keys
 from privsgp.transport.rendezvous import World, blocks
@@ -125,7 +125,7 @@ def calibrate_nodes(
     releases: Sequence[int] = (),
     coordinates: int = 0,
     agreed: dict[str, Any] | None = None,
-) -> Protection:
+) -> NodeBudgets:
     """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
 
     Of several processes each calibrates its own nodes and tells the others: σ is public. `releases` are K_i where nodes
@@ -186,7 +186,7 @@ def calibrate_nodes(
     def epsilon(node: int, releases: int) -> float:
         return accountant.epsilon(mechanisms[node], releases, deltas[node], p.relation).epsilon
 
-    return Protection(mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon, covariance, curve)
+    return NodeBudgets(mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon, covariance, curve)
 
 
 def by_person(config: Config, mechanism: Mechanism, samples: Sequence[int]) -> Mechanism:

@@ -11,7 +11,7 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.clock import Events, Hears, Times, Waiting, schedule
 from privsgp.devices import chosen_device, device_of, use_tensor_cores
-from privsgp.engine.spec import Learning, Protection, RunSpec, refuse_vast
+from privsgp.engine.spec import Learning, NodeBudgets, RunSpec, refuse_vast
 from privsgp.errors import Refused
 from privsgp.features.options import pretraining
 from privsgp.gradients import Layout
@@ -89,7 +89,7 @@ def build_run(resolved: Resolved, world: World | None = None, agreed: dict[str, 
     return spec
 
 
-def _weights(config: Config, samples: Sequence[int], protection: Protection) -> list[float] | None:
+def _weights(config: Config, samples: Sequence[int], protection: NodeBudgets) -> list[float] | None:
     """Return p_i; where noise is shared they are those it was made for, else it would not cancel."""
     c = protection.covariance
     if c is not None:
@@ -144,7 +144,7 @@ def _refuse_unbuilt(learning: Learning, device: torch.device) -> None:
         raise Refused(f"data.person on {device}", "take engine.device = 'cpu': no test has seen persons on a GPU")
 
 
-def _checkpoint_every(config: Config, protection: Protection) -> int:
+def _checkpoint_every(config: Config, protection: NodeBudgets) -> int:
     """Choose so that without a seed, where recomputed steps cost privacy, one crash is covered by half the spare."""
     if config.engine.checkpoint_every is not None:
         return config.engine.checkpoint_every

@@ -50,7 +50,7 @@ class Card(BaseModel):
     input_shape: Annotated[Shape, Field(min_length=1)]
     target_shape: Shape
     classes: Annotated[int, Field(ge=1, le=2**20)] | None
-    loss: Literal["cross-entropy", "binary", "mse"] | None
+    loss: Literal["cross-entropy", "binary", "mse", "survival"] | None
     model: dict[str, Any]
     features: dict[str, Any]
     encoder: str | None
@@ -167,6 +167,7 @@ _OUTPUTS = {
     "cross-entropy": "an output for each class: logits",
     "binary": "1 output: the logit of class 1",
     "mse": "the predicted values",
+    "survival": "the logit of the event in each bin of time, for a person who reaches it",
     None: "outputs as the loss of its authors reads them",
 }
 

@@ -120,4 +120,12 @@ def figures(view: RunView) -> list[Markup]:
     if len(bins) > 1:
         right = {"model": bins, "ideal": diagonal}
         found.append(figure("Calibration: how often it is right", right, "confidence", percent))
+    if timed := view.summary.get("survival"):
+        known = {"observed (Kaplan–Meier)": timed["kaplan_meier"], "model, mean": timed["predicted"]}
+        drawn = {name: [(0.0, 1.0), *zip(timed["times"], values, strict=True)] for name, values in known.items()}
+        found.append(figure("Survival", drawn, "time", percent))
+        at = len(timed["times"]) // 2
+        groups = {"model": [(p, o) for p, o, _ in timed["calibration"][at]], "ideal": diagonal}
+        title = f"Calibration of survival at {timed['times'][at]:g}: five groups by prediction"
+        found.append(figure(title, groups, "predicted", percent))
     return found

@@ -168,7 +168,9 @@ class Model(Options):
     """The model and its loss."""
 
     name: Annotated[str, _one_of(MODELS, unsaid="module")] = option("mlp", "the network; from Python, any module")
-    loss: Literal["cross-entropy", "binary", "mse"] = option("cross-entropy", "what a sample's outputs cost")
+    loss: Literal["cross-entropy", "binary", "mse", "survival"] = option(
+        "cross-entropy", "what a sample's outputs cost"
+    )
 
 
 class GraphSection(Options):
@@ -421,6 +423,8 @@ class Config(Options):
             yield unread, f"data.{key} data.schema", "name the public schema.toml that all sites share"
         other = d.schema and d.path and not is_table(d.path)
         yield other, "data.path", "a schema is of .csv, .parquet or .feather"
+        unlike = d.schema is not None and (d.schema.times is not None) != (self.model.loss == "survival")
+        yield unlike, "model.loss", "take 'survival' for a target of type 'survival', and for no other"
         yield d.schema and d.classes, "data.classes", "leave it out: data.schema lists them"
         vectors = d.text is not None and d.text.tokens == "wordllama"
         apart = vectors != (self.features.name == "wordllama")
@@ -447,7 +451,7 @@ class Config(Options):
         yield s > 1 and self.auto, planned, "give numbers: a plan is for one site"
         yield d.rows_per_person is None, "data.person data.rows_per_person", "say how many rows of a person are used"
         yield d.text or d.images, "data.person", "it is for tables, .npz files and arrays: leave it out"
-        known = {} if d.schema is None else d.schema.encoded | {d.schema.target.column: None}
+        known = {} if d.schema is None else d.schema.encoded | dict.fromkeys(d.schema.target.columns)
         yield d.person in known, "data.person", "no model may see whose row it is: let the schema ignore it"
         other = self.algorithm.name not in PERSONS
         yield other, "data.person algorithm.name", f"take one of {', '.join(PERSONS)}"

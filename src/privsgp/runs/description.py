@@ -98,6 +98,8 @@ def written(config: Config, total: Total, place: Path) -> dict[str, Any]:
 def _schema(config: Config) -> Schema:
     if config.data.schema is None:
         raise Refused("no data.schema", "describe is for tables of the sites: ranges are the schema's")
+    if config.data.schema.times is not None:
+        raise Refused("describe for a target of survival", "give it a schema whose target is another column")
     return config.data.schema
 
 

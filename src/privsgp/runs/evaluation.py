@@ -25,11 +25,11 @@ from privsgp.runs import booked, description, sums
 from privsgp.runs import config as configs
 from privsgp.runs.problem import unencoded
 from privsgp.runs.resolve import pooled
-from privsgp.runs.result import load
+from privsgp.runs.result import best_model, load
 from privsgp.statistics.estimates import NONE, Confusion, Groups, Residuals, Scores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from privsgp.accounting.book import Records
     from privsgp.data.dataset import Dataset
@@ -59,7 +59,7 @@ def of_run(run: Path, config: Config, data_dir: Path | None = None, say: Say = p
         raise Refused(f"{run} was trained with another [data], seed or evaluation.share", "name the run's own run.toml")
     problem = unencoded(config, data_dir, range(config.data.nodes))
     (settled, held), (_, trained) = (pooled(config, problem.side(asked, held_out=which)) for which in (True, False))
-    refuse_other_side(config, Folder(run).run or "", _records(held))
+    refuse_other_side(config, Folder(run).run or "", dict(enumerate(_records(held))))
     return _evaluated(run, settled, held, trained, say)
 
 
@@ -115,18 +115,31 @@ def study(config: Config, sizes: Sequence[int], result: Result, model: Path, run
     return sums.study(config, sizes, layout(config, result).norm, asked.epsilon, asked.delta)
 
 
+def agreed_model(run: Path, config: Config) -> Path:
+    """Return the model of a finished run that sites may evaluate together: a function of its counted releases.
+
+    Guarantee: it comes from releases of all sites with a finite ε. So the evaluation reveals nothing more of whom the
+    run trained on.
+    """
+    result = load(run)
+    told, seeded = result.card["privacy"], config.seed is not None
+    if told["simulation"] != seeded or not (seeded or (told["noise"] and told["epsilon"] is not None)):
+        raise Refused(f"{run} has no model under a counted budget", "evaluate the model of a private run")
+    return best_model(Folder(run), result.summary)
+
+
 def digest(model: Path) -> str:
     """Return the SHA-256 of a model's file."""
     return hashlib.sha256(model.read_bytes()).hexdigest()
 
 
-def refuse_other_side(config: Config, run: str, held: Sequence[Records]) -> None:
+def refuse_other_side(config: Config, run: str, held: Mapping[int, Records]) -> None:
     """Refuse persons or records that are not those which the run has held out: they may have been trained on."""
     if config.seed is not None:
         return
     book = Book()
     known = book.sets_of({booked.held_out(run)})
-    for node, own in enumerate(held):
+    for node, own in held.items():
         if not any(np.array_equal(book.keyed(own.hashes), one) for one in known.get(node, [])):
             raise Refused(
                 f"node {node} holds out other records now than it did in training, or the budget book does not know",
@@ -204,7 +217,8 @@ def written(config: Config, result: Result, model: Path, total: Total, place: Pa
     """Write the metrics of a noised histogram."""
     made, sigma = layout(config, result), total.sigma
     found = total.facts | {
-        "model": digest(model), "held_out": total.samples, "added": why_added(config), "trained": _trained(result),
+        "model": digest(model), "held_out": total.samples, "added": why_added(config),
+        "trained": _trained(result, config),
         "metrics": [e.to_json() for e in made.estimates(total.cells, total.count, sigma)],
         "curves": made.curves(total.cells, total.count, sigma) if isinstance(made, Scores) else {},
     }  # fmt: skip
@@ -212,11 +226,12 @@ def written(config: Config, result: Result, model: Path, total: Total, place: Pa
     return found | {"folder": str(place)}
 
 
-def _trained(result: Result) -> dict[str, Any]:
+def _trained(result: Result, config: Config) -> dict[str, Any]:
     """Return what training has spent, of the site that has spent most, and how many sites had to be honest."""
     summary = result.summary
     spent, shared = [e for e in summary.get("epsilon_spent") or [] if e is not None], summary.get("pairwise")
-    honest = None if shared is None else shared["honest"]
+    honest = config.honest if result.card["privacy"]["trust"] == "honest sites" else None
+    honest = honest if shared is None else shared["honest"]
     return {"epsilon": max(spent, default=None), "delta": max(summary.get("delta") or [0.0]), "honest": honest}
 
 

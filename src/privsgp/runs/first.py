@@ -31,7 +31,7 @@ sites = {sites}
 {person}{test}
 
 [model]
-name = "logistic"           # logistic | mlp …; a number as target: name = "linear", loss = "mse"
+name = "logistic"           # logistic | mlp …; a number: name = "linear", loss = "mse"; survival: "hazard", "survival"
 loss = {loss}
 
 [graph]
@@ -54,7 +54,7 @@ weights = "samples"         # a site counts as much as it has records; or "equal
 
 def write_first(
     folder: Path, public: Path, target: str, sites: Sequence[str], path: str, epsilon: Sequence[float],
-    test: Path | None = None, sizes: Sequence[int] = (),
+    test: Path | None = None, sizes: Sequence[int] = (), event: str | None = None,
 ) -> list[Path]:  # fmt: skip
     """Write run.toml and schema.toml, or refuse: nothing that is there is overwritten.
 
@@ -72,7 +72,7 @@ def write_first(
             f"--public {public} has the rows of a site's table, and schema.toml would show everybody their ranges",
             "name a table that no site trains on, or a data dictionary (column, type, min, max, values)",
         )
-    schema = draft.draft(table, target, public.name)
+    schema = draft.draft(table, target, public.name, event)
     folder.mkdir(parents=True, exist_ok=True)
     write(files[1], schema)
     try:
@@ -102,13 +102,14 @@ def _run(
 
     made = read(schema)
     regression, names = (
-        made.classes is None,
+        made.classes is None and made.times is None,
         [name for name, _ in tables.repeating(table, made) if name in made.columns],
     )
     names += [name for name, one in made.columns.items() if isinstance(one, Ignored) and tables.NAMES.search(name)]
     name = json.dumps((names or [""])[0], ensure_ascii=False)
     lines = f"# person = {name}  # whose row it is: ε is then for a person\n# rows_per_person = 4\n"
-    text = _TEXT.replace('"logistic"           #', '"linear"             #') if regression else _TEXT
+    network = '"hazard"  ' if made.times is not None else '"linear"  ' if regression else '"logistic"'
+    text = _TEXT.replace('"logistic"', network, 1)
     said = '# test_path = "test.csv"    # public test data: anybody may see metrics on them'
     return text.format(
         count=len(sites),
@@ -117,7 +118,7 @@ def _run(
         records=records,
         person=lines if names else "",
         test=said if test is None else f"test_path = {json.dumps(test, ensure_ascii=False)}",
-        loss=json.dumps("mse" if regression else "cross-entropy"),
+        loss=json.dumps("mse" if regression else "cross-entropy" if made.times is None else "survival"),
         epsilon=epsilon[0] if len(epsilon) == 1 else list(epsilon),
     )
 

@@ -255,8 +255,10 @@ def assembled(
         return Problem(dataset, parts, model, lambda outputs, _y: -outputs.squeeze(-1), None, block, sizes)
     model, encoder = first_model(config, dataset.x.shape[1:], dataset.y.shape[1:], dataset.classes)
     name = config.model.loss
-    unit = (0.0, 1.0) if config.data.schema is None else config.data.schema.unit
-    loss, correct, measure = models.per_sample(name), models.correct(name), Measure(name, dataset.classes, unit=unit)
+    schema = config.data.schema
+    unit, times = ((0.0, 1.0), None) if schema is None else (schema.unit, schema.times)
+    measure = Measure(name, dataset.classes, unit=unit, times=times)
+    loss, correct = models.per_sample(name), models.correct(name)
     return Problem(dataset, parts, model, loss, correct, block, sizes, encoder, measure, loss_name=name)
 
 

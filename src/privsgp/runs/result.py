@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from privsgp import devices, models
+from privsgp import curves, devices, models
 from privsgp import features as maps
 from privsgp import metrics as measures
 from privsgp.data.samples import is_dataset, pair, plain
@@ -34,7 +34,7 @@ from privsgp.files import read_json, write_json
 from privsgp.gradients import Layout
 from privsgp.runs import card as cards
 from privsgp.runs import charts, views
-from privsgp.runs.rows import checked, encoded_rows, labelled_rows, labels, refuse_records, unit_of
+from privsgp.runs.rows import checked, encoded_rows, labelled_rows, labels, refuse_records, times_of, unit_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,13 +103,14 @@ class Result:
             return torch.cat([still(part.to(first.device, kind)).cpu() for part in torch.split(rows, _CHUNK)])
 
     def predict(self, x: Samples) -> NDArray[Any]:
-        """Return the class of each sample, or its values in the unit of the table.
+        """Return the class of each sample, its values in the unit of the table, or its survival curve.
 
         Args:
             x: Samples, as for `outputs`.
 
         Returns:
-            Classes [N] or values. For a loss of your own it returns the outputs.
+            Classes [N], values, or probabilities to survive each bin [N, bins]. For a loss of your own it returns
+            the outputs.
 
         Raises:
             Refused: If the samples do not have the form of the run's.
@@ -119,6 +120,8 @@ class Result:
         if loss == "mse":
             values = measures.in_unit(outputs, unit_of(self.card))
             return (values if self.card["target_shape"] else values[:, 0]).numpy()
+        if loss == "survival":
+            return curves.predicted(outputs.numpy())
         if loss is None:
             return outputs.numpy()
         return self.calibration.classes(self._probabilities(outputs))
@@ -219,7 +222,10 @@ class Result:
             raise Refused(f"{len(outputs)} samples and {len(targets)} targets", "give one target to each sample")
         if self.card["loss"] == "mse":
             outputs = measures.in_unit(outputs, unit_of(self.card))
-        return measures.Measure(self.card["loss"], self.card["classes"], calibration=self.calibration)(outputs, targets)
+        measure = measures.Measure(
+            self.card["loss"], self.card["classes"], calibration=self.calibration, times=times_of(self.card)
+        )
+        return measure(outputs, targets)
 
     def _measured(self, data: Any, *, every: bool = False) -> tuple[Any, Any]:  # noqa: ANN401 - any
         """Return samples and targets; refuse records of this private run, or of `every` one."""
@@ -291,6 +297,16 @@ def load(run: str | Path, model: nn.Module | None = None, features: nn.Module | 
         raise
     except (TypeError, ValueError, KeyError, RuntimeError, MemoryError, OverflowError) as error:
         raise _damaged_model(path, f"says of itself what cannot be: {str(error).strip()[:200]}") from error
+
+
+def of_model(path: Path) -> Result:
+    """Read a model's file by itself: of its run only what the file says is known."""
+    card = cards.read(path)
+    model, encoder, told = _bare(card, None, path), _encoder(card, None), card["privacy"]
+    model.load_state_dict(read_model(path, Layout.of(model)), strict=False)
+    summary = {"epsilon_spent": [told["epsilon"]], "delta": [told["delta"]], "pairwise": None}
+    ready = model if encoder is None else maps.Encoded(encoder, model)
+    return Result(summary, [], ready, torch.empty(0), path, card)  # no folder: no calibration is agreed on
 
 
 def _nodes(folder: Folder, summary: dict[str, Any]) -> list[Path]:

@@ -98,6 +98,11 @@ def unit_of(card: dict[str, Any]) -> tuple[float, float]:
     return (0.0, 1.0) if card.get("schema_text") is None else schema_of(card).unit
 
 
+def times_of(card: dict[str, Any]) -> list[float] | None:
+    """Return the edges at which survival is predicted, by the schema; None if the run had none."""
+    return None if card.get("schema_text") is None else schema_of(card).times
+
+
 def refuse_records(run: Path, what: str, card: dict[str, Any], x: NDArray[Any], *, every: bool = False) -> None:
     """Refuse samples that a private run was trained on: what is measured on them no ε covers.
 

@@ -31,6 +31,7 @@ LABELS = {
     "accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "f1": "F1", "auc": "AUC",
     "log_loss": "log loss", "brier": "Brier score", "calibration_error": "calibration error",
     "calibration_in_the_large": "calibration in the large", "calibration_slope": "calibration slope", "r2": "R²",
+    "c_index": "C-index", "survival_brier": "Brier score, mean over times",
     "mae": "mean absolute error", "rmse": "RMSE", "worst_node_accuracy": "worst site's model", "test_loss": "test loss",
     "train_loss": "training loss", "consensus_error": "consensus error",
 }  # fmt: skip

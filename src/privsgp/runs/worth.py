@@ -47,8 +47,8 @@ def compare(result: Result, held_out: Path, own: Path) -> dict[str, Any]:
 
     """
     card = result.card
-    if card["loss"] is None:
-        raise Refused("a model with a loss of its own", "compare models of classes or numbers")
+    if card["loss"] in (None, "survival"):
+        raise Refused("a model with a loss of its own or of survival", "compare models of classes or numbers")
     _refuse_seen(result, held_out, own)
     (x, y), (x_test, y_test) = labelled_rows(own, card), labelled_rows(held_out, card)
     classes = None if card["loss"] == "mse" else card["classes"]
@@ -108,6 +108,26 @@ def learnt_alone(
     p[:, model.classes_] = np.maximum(model.predict_proba(x_test), 1e-12)
     logs: NDArray[np.float64] = np.log(p)
     return logs
+
+
+def survival_loss_alone(
+    x: NDArray[np.float32], y: NDArray[Any], x_test: NDArray[np.float32], y_test: NDArray[Any]
+) -> float:
+    """Return the test loss of hazards learnt from these records: a logistic regression of persons by bins at risk."""
+    from sklearn.linear_model import LogisticRegression
+
+    (rows, events), (rows_test, events_test) = _at_risk(x, y), _at_risk(x_test, y_test)
+    rows = np.concatenate([rows, np.zeros_like(rows, shape=(2, rows.shape[1]))])
+    events = np.append(events, [0, 1])  # a site may have no event at all
+    logs = LogisticRegression(max_iter=1000).fit(rows, events).predict_log_proba(rows_test)
+    return float(-logs[np.arange(len(logs)), events_test].sum() / len(y_test))
+
+
+def _at_risk(x: NDArray[np.float32], y: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return a row for each person and bin at risk, which bin it is, and whether the event was in it."""
+    person, place = np.nonzero((y < 0) | (y >= 0.5))
+    rows = np.concatenate([x[person], np.eye(y.shape[1], dtype=np.float32)[place]], 1)
+    return rows, (y[person, place] < 0).astype(np.int64)
 
 
 def _refuse_seen(result: Result, held_out: Path, own: Path) -> None:

@@ -24,6 +24,7 @@ from privsgp.errors import Refused
 from privsgp.gradients import Layout
 from privsgp.graph.assumptions import HORIZON
 from privsgp.runs import config as configs
+from privsgp.runs import sums
 from privsgp.runs.budgets import per_node, with_scale
 from privsgp.runs.build import build_run
 from privsgp.runs.problem import assembled, first_model, weights_digest
@@ -94,6 +95,10 @@ class Agreement(Study):
         yield is_other, "shared_noise is not of its configuration", ask
         yield from _algorithm_faults(c)
         yield from self._limit_faults()
+        if self.is_sum:
+            made = sums.study(c, self.samples, c.privacy.clip, self.epsilon[0] or 1.0, self.delta[0])
+            is_other = c.shared() != made.shared() or self.limits.fewest < n
+            yield is_other, "a noised sum is one step on the complete graph, with all sites", ask
 
     def _limit_faults(self) -> Iterator[Fault]:
         limits, period, n = self.limits, self.graph.period or HORIZON, len(self.roster)
@@ -141,6 +146,11 @@ class Agreement(Study):
         if shared is not None:
             sigma = math.sqrt(max(shared.own) + (len(self.roster) - 1) * shared.pair)
         return float(c.algorithm.local_steps * c.step_size * (c.privacy.clip + sigma * math.sqrt(self.weights)))
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the run is one noised sum, for which each site needs the messages of all."""
+        return self.config.sum.kind is not None
 
     @property
     def algorithm(self) -> str:
@@ -334,8 +344,6 @@ def _algorithm_faults(config: Config) -> Iterator[Fault]:
     yield a.name not in ALLOWED, what, f"take {' or '.join(map(repr, ALLOWED))}"
     what = f"privacy.accountant = {privacy.accountant!r} between sites: its ε guarantees nothing"
     yield privacy.nominal, what, "take 'certified': others rely on what is agreed on"
-    share = f"evaluation.share = {config.evaluation.share} between sites: private evaluation runs in one process only"
-    yield config.evaluation.share is not None, share, "leave it out, and keep test records in files of their own"
     remedy = "write 'independent' or 'pairwise': all sign whom they have to trust"
     yield privacy.noise == "auto", "privacy.noise = 'auto' between sites", remedy
     what = f"features.name = {features.name!r} between sites: its weights do not travel"

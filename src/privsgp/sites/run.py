@@ -16,13 +16,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from privsgp import data, models
 from privsgp.accounting import ledger
 from privsgp.accounting import policy as policies
 from privsgp.data.dataset import settle
-from privsgp.data.hashes import hashes_of
 from privsgp.data.loading import is_file, read_file, same_file, with_test
 from privsgp.data.same_records import is_tested_on_own
 from privsgp.data.tables import is_table
@@ -32,12 +29,13 @@ from privsgp.engine.trainer import Stopping
 from privsgp.errors import Interrupted, Refused
 from privsgp.files import finite, read_bytes, sync_names, write, write_json
 from privsgp.gradients import Layout
-from privsgp.runs import booked, views
+from privsgp.runs import booked, sums, views
 from privsgp.runs import card as cards
 from privsgp.runs.summary import seen
 from privsgp.runs.summary import summary as summarised
 from privsgp.runs.train import save_model, versions
 from privsgp.sites import signed, status
+from privsgp.sites import sums as site_sums
 from privsgp.sites.agreement import Agreement, refuse_counted
 from privsgp.sites.audit import Audit
 from privsgp.sites.identity import Site
@@ -60,6 +58,7 @@ if TYPE_CHECKING:
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Outcome, Watcher
     from privsgp.runs.config import Config
+    from privsgp.sites.sums import Also
 
 _TICK = 0.1
 _NOBODY = -1  # the node of a relay that is no member
@@ -137,7 +136,11 @@ def join(
     watch: Watcher | None = None, say: Callable[[str], None] = lambda _text: None, metrics: str | None = None,
     test: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Take part in a run until it ends, and return the site's summary; `test` are public data to try the model on."""
+    """Take part in a run until it ends, and return the site's summary; `test` are public data to try the model on.
+
+    The model of an evaluation lies beside the study, under its name with .safetensors.
+    """
+    model = study.with_suffix(".safetensors")
     site, agreement, folder = _opened(study, home, out)
     folder.refuse_unless_writable()
     refuse_own_certificate(site)
@@ -152,11 +155,14 @@ def join(
     if not check_policy(site, agreement):
         say(f"note: there is no policy.toml in {site.home}: nothing but the agreement itself is checked")
     node = agreement.node(site)
-    spec, records = _spec(agreement, file, test, node, device, lambda line: say(f"note, for this site alone: {line}"))
+    told = lambda line: say(f"note, for this site alone: {line}")  # noqa: E731
+    spec, records, also = _spec(agreement, (file, test, model), node, device, told)
+    if agreement.is_sum:
+        sums.announce(spec, agreement.samples, say)
     with folder.locked():
         resumed = _has_spent(folder, node)
         _prepare(folder, agreement)
-        _enter(site, agreement, folder, spec, (str(file), records), resumed=resumed, moved=moved, say=say)
+        _enter(site, agreement, folder, spec, (str(file), records, also), resumed=resumed, moved=moved, say=say)
         network = wire(site, agreement, folder)
         trainer = SiteTrainer(spec, folder, network.transport, network.stopping, watch, network.pairs)
         _take_up_links(folder, network.transport)
@@ -185,7 +191,7 @@ def join(
                 raise
             finally:
                 trainer.close()
-            summary = _finish(network, folder, spec, outcome)
+            summary = _finish(network, folder, spec, outcome, model)
             network.members.enter("finished")
             _see_off(network, say)
         return summary
@@ -220,15 +226,16 @@ def _has_spent(folder: Folder, node: int) -> bool:
 
 
 def _enter(
-    site: Site, agreement: Agreement, folder: Folder, spec: RunSpec, data: tuple[str, Records], *, resumed: bool,
+    site: Site, agreement: Agreement, folder: Folder, spec: RunSpec, data: tuple[str, Records, Also], *, resumed: bool,
     moved: bool, say: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Enter in the budget book what this site promises, before its signature leaves."""
-    name, records = data
+    name, records, also = data
     named = dataclasses.replace(spec, name=agreement.name)
     made = booked.entries(named, folder, "join", name, [card.name for card in agreement.roster])
     policy = policies.read(site.home / "policy.toml")
-    booked.enter(made, [records], resumed=resumed, moved=moved, policy=policy, say=lambda line: say(f"note: {line}"))
+    every = booked.with_others(made, [records], also)
+    booked.enter(*every, resumed=resumed, moved=moved, policy=policy, say=lambda line: say(f"note: {line}"))
 
 
 def bring(
@@ -261,17 +268,18 @@ def bring(
 
 
 def _spec(
-    agreement: Agreement, file: Path, test: Path | None, node: int, device: str, tell: Callable[[str], None]
-) -> tuple[RunSpec, Records]:
-    """Return the run of this site, and hashes of its records, which stay in the run's private folder."""
-    config = agreement.config
+    agreement: Agreement, files: tuple[Path, Path | None, Path], node: int, device: str, tell: Callable[[str], None]
+) -> tuple[RunSpec, Records, Also]:
+    """Return the run of this site, and hashes of its records and of those it holds out, which stay at this site."""
+    config, (file, test, model) = agreement.config, files
     dataset = bring(config, file, test, tell, classes=agreement.sample.classes)
+    dataset, records, also = site_sums.counted(config, node, dataset, model, tell)
     spec = agreement.spec(dataset, node, device)
     place = hashlib.sha256(f"privsgp/layout/site/{file.resolve()}".encode()).hexdigest()
     public = spec.simulation or test is not None
     names = tuple(card.name for card in agreement.roster)
     told = dataclasses.replace(spec, layout=place, sites=names, share_metrics=public)
-    return told, booked.records_of(hashes_of(dataset), dataset, [np.arange(len(dataset.y))])[0]
+    return told, records, also
 
 
 def _prepare(folder: Folder, agreement: Agreement) -> None:
@@ -306,8 +314,13 @@ def _wait_for_signatures(network: Network, say: Callable[[str], None]) -> None:
         say("all have signed")
 
 
-def _finish(network: Network, folder: Folder, spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
-    """Write the site's model and its summary."""
+def _finish(network: Network, folder: Folder, spec: RunSpec, outcome: Outcome, model: Path) -> dict[str, Any]:
+    """Write the site's model, or what a sum says, and its summary."""
+    if network.agreement.is_sum:
+        found = site_sums.result(network.agreement, spec, outcome, folder.path, model)
+        summary = _summary(network, spec, outcome) | {"sum": found}
+        write_json(folder.summary, summary)
+        return summary
     save_model(folder.node(network.node), Layout.of(spec.learning.model), outcome.state.z[0], spec.card)
     summary = _summary(network, spec, outcome)
     write(folder.path / cards.NAME, cards.markdown(dict(spec.card), views.of(summary, folder.path)))
@@ -412,6 +425,8 @@ def leave(study: Path, *, home: Path, out: Path | None = None) -> bool:
             _take_up_links(folder, network.transport)
             with network.opened():
                 network.transport.serve()
+                met = network.members.others.values()
+                network.until(lambda: all(one.incarnation for one in met), _GOODBYE)
                 _goodbye(network, folder)
     except Refused as refused:
         if "in use by another process" not in refused.what:

@@ -155,12 +155,12 @@ class SiteTrainer(Trainer):
     def _recover(self) -> None:
         """Send the committed step's messages, again or for the first time, and take what has arrived."""
         if self._pending is None:
-            self.budget_guard.settle(-1, self.state.x)  # refuses a ledger that knows of steps whose commit is lost
+            self.budget_guard.check_resumed(-1, self.state.x)  # refuses a ledger that knows more steps
             self.transport.greet(0)  # the ledger may be lost as well: others may know of steps
             return
         k, self._pending = self._pending, None
         if k < self.spec.steps:
-            self.budget_guard.settle(k, self.state.x)
+            self.budget_guard.check_resumed(k, self.state.x)
         self.state = State.debiased(*self.transport.resume(k, self.state.x, self.state.w))
         if k < self.spec.steps:
             self.averaging.add(k, self.state)

@@ -155,7 +155,7 @@ class SitesTransport(Transport):
         It would lie on the link, and w with it: (2/3)^k of it would be left after k steps without one of three sites.
         """
         edges = self.graph.edges(k)
-        absent = [i for i in self.targets if not self.members.is_there(i)]
+        absent = [i for i in self.targets if not self.members.is_there(i) and not self.agreement.is_sum]
         own = (edges.source == self.node) & (edges.target != self.node) & ~np.isin(edges.target, absent)
         return np.searchsorted(self.targets, edges.target[own]), edges.share[own]
 
@@ -297,6 +297,8 @@ class SitesTransport(Transport):
         limits, gone, least = self.agreement.limits, self.members.gone(), k - self.agreement.limits.staleness
         newest = {j: self.inbox.newest(j) for j in due if j not in gone}
         missing = {j: step for j, step in newest.items() if step < k}
+        if self.agreement.is_sum:
+            return self._lacks(missing, gone, late=waited > limits.deadline)
         silent = [j for j, step in missing.items() if step < least and self.members.may_still_send(j, step, least)]
         if silent:
             return f"nothing from {self._names(silent)} for more than {limits.staleness} steps"
@@ -315,6 +317,16 @@ class SitesTransport(Transport):
             return ""
         self.counts[2] += len(missing)
         return None
+
+    def _lacks(self, missing: Iterable[int], gone: set[int], *, late: bool) -> str | None:
+        """Say whose message a noised sum waits for, however long: without it, shared noise would not cancel."""
+        if gone:
+            raise Ended(
+                f"{self._names(sorted(gone))} left for good: without its message there is no sum, and nothing is shown",
+                "the release is spent. Propose a new agreement with those who stay",
+            )
+        names = self._names(missing)
+        return (f"no sum without the message of {names}" if late else "") if names else None
 
     def refuse_copy(self) -> None:
         """Stop if a peer has shown a message or a process that this site signed and that is not of this folder."""

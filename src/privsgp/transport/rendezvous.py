@@ -171,18 +171,18 @@ class World:
             self._ask(partial(self.store.set, f"{self._round}/{self.rank}", word))
             keys = {rank: f"{self._round}/{rank}" for rank in range(self.size)}
             self._wait(keys)
-            said = self._ask(partial(self.store.multi_get, list(keys.values())))
+            answers = self._ask(partial(self.store.multi_get, list(keys.values())))
             # A process that posts in this round has read the one before.
             self._ask(partial(self.store.delete_key, f"{self._round - 1}/{self.rank}"))
-        if said[self.rank] != word.encode():
+        if answers[self.rank] != word.encode():
             raise Refused(
                 f"what this process ({self.rank}) said was changed in the meeting place",
                 "somebody there does not keep to the protocol: find out who can reach it, and start again",
             )
-        return [value if rank == self.rank else self._read(rank, said[rank], expected[rank]) for rank in keys]
+        return [value if rank == self.rank else self._read(rank, answers[rank], expected[rank]) for rank in keys]
 
     def _read(self, rank: int, word: bytes, kind: Any) -> Any:  # noqa: ANN401 - a value of that type
-        """Return what a process said, or refuse it."""
+        """Return what a process answers, or refuse it."""
         try:
             return parse(kind, word)
         except ValidationError as error:
@@ -255,9 +255,9 @@ def greet(world: World, shared: dict[str, Any]) -> None:
 def refuse_differences(world: World, mine: dict[str, Any]) -> None:
     """Refuse where another process says otherwise, and name what differs, with both values."""
     mine = json.loads(json.dumps(mine))
-    said = world.all_gather(mine, dict[str, Any])
+    answers = world.all_gather(mine, dict[str, Any])
     world.all_gather(None, None)  # nobody leaves before all have heard
-    for rank, theirs in enumerate(said):
+    for rank, theirs in enumerate(answers):
         differ = [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
         if differ:
             each = [f"{_word(key)}: {_word(mine.get(key))} here, {_word(theirs.get(key))} there" for key in differ]

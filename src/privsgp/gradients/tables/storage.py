@@ -14,7 +14,7 @@ from privsgp import devices
 from privsgp.devices import at_once
 from privsgp.errors import Refused
 from privsgp.files import in_units
-from privsgp.gradients.per_sample import beside, numbered
+from privsgp.gradients.per_sample import broadcast, numbered
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,7 @@ def put(table: Tensor, rows: Tensor, value: Tensor, factor: Tensor) -> None:
 
         kernels.put(table.flatten(2), rows.contiguous(), flat, factor)
     else:
-        scatter(table, rows, value.masked_fill(beside(factor, value) == 0, 0))
+        scatter(table, rows, value.masked_fill(broadcast(factor, value) == 0, 0))
 
 
 def rounded(f: Tensor, dtype: torch.dtype) -> Tensor:
