@@ -154,6 +154,7 @@ OUTSIDE = {
     "accounting/policy.py": "Refuses runs. The ε of a run that it lets pass is printed as it is.",
     "accounting/sharing.py": "Searches for shared noise. `runs/budgets.py` counts what it is worth.",
     "sites/policy.py": "Refuses runs. The ε of a run that it lets pass is printed as it is.",
+    "gradients/unrolled.py": "Is a part of the model. `gradients/stacked.py` maps it over samples one by one.",
     "plugins.py": "Finds packages. Each method of a package declares a mechanism, which is counted.",
     "audit/*": "Attacks runs on made-up data. It can miss a mistake, and it makes none.",
     "research/*": "Imported by nothing. Its methods declare a mechanism, which is counted.",

@@ -38,13 +38,6 @@ def test_a_dropout_in_evaluation_mode_lets_everything_through():
     torch.testing.assert_close(gradient(z, X[None], Y[None]).dense(), plain(z, X[None], Y[None]).dense())
 
 
-def test_recurrent_layers_are_refused_with_what_to_write_instead():
-    model = nn.Sequential(nn.LSTM(8, 4, batch_first=True)).double()
-    with pytest.raises(Refused, match="sample by sample") as refused:
-        stack(model, lambda out, y: cross_entropy(out[0][:, 0], y), (X[:, None], Y))
-    assert "nn.Linear" in refused.value.remedy
-
-
 def test_batch_norm_with_frozen_statistics_is_a_fixed_map():
     model = nn.Sequential(nn.Linear(8, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)).double()
     model[1].running_mean += 0.3

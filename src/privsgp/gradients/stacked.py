@@ -19,6 +19,7 @@ from privsgp.errors import Refused
 from privsgp.gradients.layout import Layout
 from privsgp.gradients.per_sample import PerSample, Plain
 from privsgp.gradients.rules.ruled import Ruled, covers
+from privsgp.gradients.unrolled import unrolled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +47,7 @@ def stack(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor], *, rules:
     if not layout.dim:
         raise Refused("the model has no trainable parameter", "give it at least one layer with requires_grad=True")
     refuse_mixing(model, loss, sample)
-    functional = Functional(model, layout, loss)
+    functional = Functional(unrolled(model), layout, loss)
     z, x, y = layout.flatten(model)[None], sample[0][None, :2], sample[1][None, :2]
     few = z, _real(x, z.dtype), y
     try:
@@ -57,8 +58,7 @@ def stack(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor], *, rules:
     except (RuntimeError, ValueError) as error:  # a branch on what a whole batch holds, say
         raise Refused(
             f"torch.func cannot differentiate this model sample by sample: {error}",
-            "write its forward with operations that vmap supports, without in-place changes or branches on data; "
-            "a recurrent layer works as a loop over nn.Linear",
+            "write its forward with operations that vmap supports, without in-place changes or data-dependent branches",
         ) from error
     return functional
 
@@ -122,7 +122,7 @@ def _agree(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -> bool:
     """Tell whether the rule gives the gradients of one sample alone, for two different models at once, in float64."""
     double = copy.deepcopy(model).double()
     layout = Layout.of(double)
-    rule, functional = Ruled(double, layout, loss), Functional(double, layout, loss)
+    rule, functional = Ruled(double, layout, loss), Functional(unrolled(double), layout, loss)
     z = layout.flatten(double) * torch.tensor([[1.0], [0.5]], dtype=torch.float64, device=sample[0].device)
     x, y = sample[0][:2], sample[1][:2]
     inputs, targets = (_real(torch.stack([t, t.flip(0)]), torch.float64) for t in (x, y))
