@@ -6,6 +6,8 @@ import html
 import re
 from typing import Any
 
+# Bars and slashes would have the space of an operator, and bars would grow.
+_TIGHT = re.compile(r"<mo[^>]*>(?=&#x0(?:007C|002F|2016);)")
 # What pymdownx.arithmatex makes of $…$ (inline) and $$…$$ (on lines of its own).
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
@@ -22,4 +24,5 @@ def _drawn(found: re.Match[str]) -> str:
     drawn = convert(tex, display="block" if tag == "div" else "inline")
     if "\\" in drawn:
         raise ValueError(f"latex2mathml does not know a command in {tex!r}. Write the formula with other commands.")
+    drawn = _TIGHT.sub('<mo stretchy="false" lspace="0" rspace="0">', drawn)
     return f'<{tag} class="formula">{drawn}</{tag}>'
