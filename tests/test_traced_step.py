@@ -55,7 +55,7 @@ def test_a_step_of_four_nodes_is_short(tmp_path, seeded, method, most):
         config = configs.parse(values)
         folder = Folder(tmp_path)
         folder.prepare()
-        folder.identify({}, None)
+        folder.identify({})
         run = Trainer(build.build_run(resolve(config, problems.load_problem(config))), folder)
         run._begin()
         with run.budget_guard:

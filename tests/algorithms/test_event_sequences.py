@@ -35,7 +35,7 @@ def events(folder, name, steps=3, **more):
     config = configs.parse(values)
     place = Folder(folder)
     place.prepare()
-    place.identify({}, None)
+    place.identify({})
     run, seen = Trainer(build.build_run(resolve(config, problems.load_problem(config))), place), []
     run._begin()
 

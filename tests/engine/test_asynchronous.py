@@ -44,7 +44,7 @@ def _training(folder, name, *, kind=Trainer, privacy=None, clock=STRAGGLER, grap
     place = Folder(folder / name)
     place.path.mkdir()
     place.prepare()
-    place.identify({}, None)
+    place.identify({})
     spec = build.build_run(resolve(config, problems.load_problem(config)))
     first = spec.step_size(0)
     return kind(replace(spec, step_size=lambda k: first * (1 - k / 8)), place)  # each step has its own

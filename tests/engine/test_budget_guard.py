@@ -53,7 +53,7 @@ def _payments(folder, *, simulation=False, spare=40, budget=True, private=True):
     )
     place = Folder(folder)
     place.prepare()
-    place.identify({}, None)
+    place.identify({})
     return BudgetGuard(spec, place)
 
 

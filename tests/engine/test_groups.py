@@ -63,7 +63,7 @@ def _training(folder, algorithm, *, seed=7, model="mlp", privacy=None, own=None)
     folder.mkdir(exist_ok=True)
     place = Folder(folder)
     place.prepare()
-    place.identify({}, None)
+    place.identify({})
     problem = problems.load_problem(config)
     return Trainer(build.build_run(resolve(config, problem if own is None else replace(problem, model=own))), place)
 

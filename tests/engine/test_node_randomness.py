@@ -39,12 +39,12 @@ def test_a_row_that_is_not_the_nodes_own_is_never_gathered():
     """Whatever J_i somebody says: the rows after a node's own are another node's."""
     drawing = _drawing()
     none = np.empty(0, np.int64)
-    assert drawing._passes([np.array([299]), np.array([39, 300]), none, none], [0] * 4)
+    assert drawing._passes([np.array([299]), np.array([39, 300]), none, none])
     for wrong in (np.array([300, 301]), np.array([-1])):
         with pytest.raises(RuntimeError, match="not its node's"):
-            drawing._passes([wrong, none, none, none], [0] * 4)
+            drawing._passes([wrong, none, none, none])
     with pytest.raises(RuntimeError, match="not its node's"):
-        drawing._passes([none, none, np.array([7]), none], [0] * 4)
+        drawing._passes([none, none, np.array([7]), none])
 
 
 def test_sizes_that_are_not_the_datas_are_refused():

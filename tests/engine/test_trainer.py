@@ -42,7 +42,7 @@ def _training(folder, watch=None, kind=Trainer, **changes):
     spec = build.build_run(resolve(config, problems.load_problem(config)))
     place = Folder(folder)
     place.prepare()
-    place.identify({}, None)
+    place.identify({})
     return kind(spec, place, watch)
 
 

@@ -99,7 +99,7 @@ def test_a_run_with_secret_noise(tmp_path, algorithm, kept, model, shape, small_
     folder = Folder(tmp_path / "run")
     with folder.locked():
         folder.prepare()
-        folder.identify({}, None)
+        folder.identify({})
         run = Trainer(small_job(algorithm, 8, seed=None, model=model, shape=shape, **kept), folder)
         run.run()
     assert run.algorithm.recorded._graph is not None

@@ -81,7 +81,7 @@ def test_a_secret_step_is_the_algorithm_s_own_but_for_noise(tmp_path, small_job,
         folder = Folder(tmp_path / name)
         with folder.locked(), monkeypatch.context() as same:
             folder.prepare()
-            folder.identify({}, None)
+            folder.identify({})
             same.setattr(noise.os, "urandom", lambda count: bytes(range(count)))
             same.setattr(noise.time, "time_ns", lambda: 0)
             same.setattr(noise.time, "perf_counter_ns", lambda: 0)

@@ -63,7 +63,7 @@ def test_a_run_on_the_device_is_the_algorithm_s_own(tmp_path, algorithm, own, sm
         folder = Folder(tmp_path / name)
         with folder.locked():
             folder.prepare()
-            folder.identify({}, None)
+            folder.identify({})
             run = Trainer(small_job(algorithm, **own), folder)
             assert run.step != run.algorithm.step
             if plain:
@@ -89,7 +89,7 @@ def test_a_recorded_direction_is_the_algorithm_s_own(tmp_path, model, shape, exa
         folder = Folder(tmp_path / name)
         with folder.locked():
             folder.prepare()
-            folder.identify({}, None)
+            folder.identify({})
             run = Trainer(replace(small_job("privsgp-vr", model=model, shape=shape), momentum=0.5), folder)
             run.randomness.secret = exact
             recorded = run.algorithm.recorded
@@ -114,7 +114,7 @@ def test_the_step_never_waits_for_the_device(tmp_path, small_job):
     folder = Folder(tmp_path / "run")
     with folder.locked():
         folder.prepare()
-        folder.identify({}, None)
+        folder.identify({})
         run = Trainer(small_job("privsgp-vr", steps=64), folder)
         run._begin()
         with run.budget_guard:

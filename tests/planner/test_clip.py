@@ -16,7 +16,6 @@ from privsgp.errors import Refused
 from privsgp.planner import stand_in
 from privsgp.runs import config as configs
 from privsgp.runs.first import write_values
-from runs import command
 
 SCHEMA = """
 [target]
@@ -69,21 +68,6 @@ def test_a_plan_needs_no_table_and_is_the_same_everywhere(run):
     assert first == second
     assert first["clip"] > 1
     assert min(first["test_loss"]) < min(first["constant_loss"])
-
-
-@pytest.mark.parametrize("path", ['path = "{site}.csv"', ""])
-def test_tune_needs_no_table_either(run, path):
-    """With no data.path, it searched on the default data set, whose samples have another shape."""
-    text = RUN.replace('path = "{site}.csv"', path).replace('clip = "auto"', "clip = 1.0").replace('batch = "auto"', "")
-    if not path:
-        text = text.replace('sites = ["aachen", "basel"]', "nodes = 2")
-    run.write_text(text.replace('steps = "auto"', "steps = 20").replace('step_size = "auto"', "step_size = 0.1"))
-    out = run.parent / "tuned.toml"
-    options = ("--public", "synthetic", "--trials", "2", "--out", str(out), "--json")
-    found = command("tune", run, *options)
-    assert found.code == 0, found.err
-    assert len(json.loads(found.out)["trials"]) <= 2
-    assert ("does not exist" if path else "data.name = 'digits', which is no table") in command("train", run).err
 
 
 def test_the_plan_is_written_and_comments_stay(run):

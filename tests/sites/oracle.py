@@ -39,7 +39,7 @@ def lockstep(c):
     folder = Folder(c.folder / "simulated")
     with folder.locked():
         folder.prepare()
-        folder.identify({}, None)
+        folder.identify({})
         s = Simulated(spec, folder).run().state
     return flat(c, s.z), s.w.tolist()
 
@@ -113,7 +113,7 @@ def replayed(c):
         folder = Folder(c.folder / f"replayed-{node}")
         with folder.locked():
             folder.prepare()
-            folder.identify({}, None)
+            folder.identify({})
             with one_at_a_time:
                 player = Player(spec, folder)
             return player.run().state

@@ -117,7 +117,7 @@ def test_a_restart_that_comes_to_another_weight_is_refused_by_the_ledger(weighte
     older, dataset = Agreement.of(values, "study"), data.load(str(weighted.files[1]), classes=10)
     folder = Folder(tmp_path)
     folder.prepare()
-    folder.identify({}, None, older.run)
+    folder.identify({}, older.run)
     with BudgetGuard(older.spec(dataset, 1), folder) as guard:
         assert guard.reserve(0)
     monkeypatch.setattr(calibration, "largest_at", lambda *_: 0.5)

@@ -118,8 +118,9 @@ def promised(site, agreement, file):
     folder = Folder(file.parent / agreement.run[:8], f"-{node}-{node}")
     folder.path.mkdir(exist_ok=True)
     folder.identify({}, agreement.run)
-    spec, records = _spec(agreement, file, None, node, "cpu", lambda _line: None)
-    _enter(site, agreement, folder, spec, (str(file), records), resumed=False, moved=False, say=lambda _line: None)
+    spec, records, also = _spec(agreement, (file, None, file), node, "cpu", lambda _line: None)
+    entered = (str(file), records, also)
+    _enter(site, agreement, folder, spec, entered, resumed=False, moved=False, say=lambda _line: None)
 
 
 def test_two_studies_that_are_joined_at_once_do_not_both_fit(budgeted):

@@ -478,7 +478,7 @@ def test_the_port_of_a_run_that_is_on_is_no_fault(consortium, tmp_path, monkeypa
     host, port = c.sites[0].listen.split(":")
     with folder.locked(), socket.create_server((host, int(port))):
         folder.prepare()
-        folder.identify({}, None, c.agreement.run)
+        folder.identify({}, c.agreement.run)
         assert findings(c)["own port"].fine
 
 

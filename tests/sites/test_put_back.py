@@ -94,7 +94,7 @@ def test_a_site_that_knows_of_no_step_waits_for_who_may_know_of_one(three, tmp_p
     members.learn(1, canonical(others[1].hello(0)))
     later = threading.Timer(0.3, lambda: members.learn(2, canonical(others[2].hello(0))))
     later.start()
-    guard = SimpleNamespace(settle=lambda *_: None)
+    guard = SimpleNamespace(check_resumed=lambda *_: None)
     begun = SimpleNamespace(_pending=None, budget_guard=guard, transport=transport, state=SimpleNamespace(x=None))
     with pytest.raises(Refused, match="older copy"):
         SiteTrainer._recover(begun)
