@@ -148,6 +148,7 @@ OUTSIDE = {
     "*__init__.py": "Imports and names.",
     "__main__.py": "Calls the command line.",
     "api.py": "Passes arguments to `runs`, which checks them.",
+    "sklearn.py": "Passes arguments to `api.py`. Its folder for each fit is new.",
     "cli*.py": "Passes arguments to `runs` and `sites`, which check them.",
     "accounting/calibration.py": "Searches for noise. `engine/spec.py` refuses noise that is counted above a budget.",
     "accounting/lower_bound.py": "Refuses an ε that is below what an observer learns. It changes none.",

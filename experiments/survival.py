@@ -54,11 +54,17 @@ SCHEMAS: dict[str, dict[str, Any]] = {  # ranges and bins are those of the field
         },
     },
 }
-SETTINGS = {"steps": 64, "step_size": 0.125, "batch": 48, "clip": 1.0}
+SETTINGS = {"steps": 48, "step_size": 0.5, "batch": 64, "clip": 1.0}  # chosen on divisions 10 to 17
+SHARED = {"privacy.noise": "pairwise", "privacy.honest": 6}
 ARMS = {
-    "no privacy": {"privacy.epsilon": 1e6, "privacy.clip": 100, "algorithm.steps": 600, "algorithm.step_size": 1.0},
-    "ε = 1": {"privacy.epsilon": 1.0},
-    "ε = 0.4": {"privacy.epsilon": 0.4},
+    "no privacy": {
+        "privacy.sigma": 0,
+        "privacy.clip": 100,
+        "algorithm.steps": 600,
+        "algorithm.step_size": 0.5,
+    },
+    "ε = 1": SHARED | {"privacy.epsilon": 1.0},
+    "ε = 0.4": SHARED | {"privacy.epsilon": 0.4},
 }
 RUN = """
 name = "survival"
@@ -74,9 +80,6 @@ loss = "survival"
 name = "complete"
 [privacy]
 delta = 1e-5
-noise = "pairwise"
-honest = 6
-epsilon = 1
 clip = {clip}
 [algorithm]
 name = "privsgp"
