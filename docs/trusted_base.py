@@ -13,20 +13,29 @@ import io
 import tokenize
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).parent.parent
 PACKAGE, PAGE = ROOT / "src" / "privsgp", ROOT / "docs" / "trusted-base.md"
 
-CPU, GPU, TORCHRUN, SITES = "One process on a CPU", "A GPU", "torchrun", "Sites"
+PLAIN = "A plain run"
+PAIRWISE, PERSONS = "Pairwise noise", "A person with several rows"
+DIALECT, SURVIVAL = "A dialect file beside a table", "A survival target"
+LAYERS = "A convolution, a norm layer or a layer at many positions"
+IMAGES, TEXTS, FEATURES, SUMS = "Images", "Texts", "A feature map", "`describe` or `evaluate --private`"
+GPU, TORCHRUN, SITES = "A GPU", "torchrun", "Sites"
+CHOICES = (PAIRWISE, PERSONS, DIALECT, SURVIVAL, LAYERS, IMAGES, TEXTS, FEATURES, SUMS)  # of one process on a CPU
 TRUSTED: dict[str, dict[str, str]] = {
-    CPU: {
+    PLAIN: {
         "accounting/accountant.py": "Counts each mechanism by two computations, and refuses an unknown one.",
         "accounting/book.py": "Charges every release on a record to that record, over all runs, and never forgets one.",
         "accounting/chain.py": "Detects every line of a log that was changed, removed or moved.",
         "accounting/curve.py": "Turns a δ(ε) curve into that of a group without making it smaller.",
         "accounting/ledger.py": "Never counts fewer releases than were sent.",
         "accounting/mechanisms.py": "Describes a message: this object sets sampler, clip and noise, and is counted.",
-        "accounting/pairwise.py": "Computes each node's effective noise against the worst coalition of the others.",
         "accounting/pld.py": "Rounds privacy losses up when it discretises and composes them.",
         "accounting/rdp.py": "Bounds Rényi divergences from above.",
         "accounting/renyi_bound.py": "Computes a second ε for every mechanism, from the mechanism's own numbers.",
@@ -43,17 +52,12 @@ TRUSTED: dict[str, dict[str, str]] = {
         "algorithms/update_rule.py": "Works on the noised direction alone.",
         "data/dataset.py": "Takes nothing public (number of classes, shapes) from private records.",
         "data/files.py": "Makes one sample of one record.",
-        "data/images.py": "Makes one sample of one image.",
+        "data/hashes.py": "Gives a record the same hash in every file, format and schema, and no two records one.",
         "data/loading.py": "Keeps private files and public files apart.",
         "data/partitions.py": "Puts each record on one node, without looking at labels in a private run.",
-        "data/hashes.py": "Gives a record the same hash in every file, format and schema, and no two records one.",
-        "data/persons.py": "Makes one sample of one person's rows, and reads no other row for it.",
         "data/samples.py": "Makes one sample of one record that comes from Python.",
-        "data/dialect.py": "Reads one site's table by that site's own words; row hashes stay those of the file.",
-        "data/survival.py": "Makes one target of one person's time and event, in public bins.",
         "data/schema.py": "Takes column types and ranges from the public schema alone.",
         "data/tables.py": "Makes one sample of one row, by the public schema alone.",
-        "data/text.py": "Makes one sample of one text.",
         "devices.py": "Chooses sizes and precision from public facts. Waits for every thread and raises its error.",
         "engine/averaging.py": "Averages released states only.",
         "engine/budget_guard.py": "Makes a payment durable before the message that it pays for leaves.",
@@ -61,25 +65,17 @@ TRUSTED: dict[str, dict[str, str]] = {
         "engine/drive.py": "Records a release before it mixes or sends it.",
         "engine/evaluate.py": "Writes metrics on private data into `private/` only.",
         "engine/folder.py": "Keeps private files in `private/` with mode 0600, and never half-writes a file.",
-        "engine/formats.py": "Refuses a damaged file of a run folder.",
         "engine/groups.py": "Gives each group of nodes its own nodes, and joins their releases in order.",
         "engine/node_randomness.py": "Draws each sample with the counted probability, and each noise once.",
         "engine/spec.py": "Holds the mechanisms that were counted, and nothing else is used.",
         "engine/trainer.py": "Wires sampler, clip, noise and ledger to one mechanism per node.",
         "errors.py": "Ends a run without printing a private value.",
-        "features/encode.py": "Maps each sample by itself, and keeps features of private samples private.",
-        "features/maps.py": "Builds the map from public facts.",
         "files.py": "Writes durably, whole or not at all.",
         "gradients/layout.py": "Puts every parameter in one place of the row.",
         "gradients/per_sample.py": "Clips each sample's whole gradient to the norm G. One that is not finite is 0.",
-        "gradients/persons.py": "Averages a person's row gradients before the clip.",
-        "gradients/positions.py": "Computes norms and sums of layers that use one weight at many positions.",
         "gradients/product.py": "Multiplies stacked matrices.",
         "gradients/rounding.py": "States κ, a bound on what the arithmetic of clipping can be off by.",
-        "gradients/rules/conv.py": "Computes one sample's gradient of a convolution.",
-        "gradients/rules/embedding.py": "Computes one sample's gradient of an embedding.",
         "gradients/rules/layer.py": "Refuses a parameter of two layers, and a layer that is called twice.",
-        "gradients/rules/norm.py": "Computes one sample's gradient of GroupNorm and LayerNorm.",
         "gradients/rules/ruled.py": "Assembles one sample's gradient of the whole model.",
         "gradients/stacked.py": "Probes before training that a sample's gradient does not depend on other samples.",
         "gradients/tables/storage.py": "Reads and writes the rows of a table.",
@@ -90,21 +86,53 @@ TRUSTED: dict[str, dict[str, str]] = {
         "randomness/cells.py": "Rounds to the grid cell that the computation in float64 gives.",
         "randomness/coins.py": "Draws one independent coin per sample and step.",
         "randomness/noise.py": "Draws secret noise from ChaCha20, and never the same numbers twice.",
-        "randomness/pairwise.py": "Adds a pair's noise with opposite signs, and each node's own noise.",
         "randomness/protocol.py": "States what every kind of noise must answer.",
-        "randomness/snapshot.py": "Notices that a machine was put back to a snapshot of its memory.",
         "runs/booked.py": "Registers a run in the budget book before its first release.",
         "runs/budgets.py": "Calibrates each node's noise for its own J, b and (ε, δ).",
         "runs/build.py": "Hands the counted mechanisms to the engine.",
         "runs/config.py": "Refuses a configuration that means two things.",
-        "runs/description.py": "Makes one vector of each row, from that row alone.",
-        "runs/evaluation.py": "Evaluates who was not trained on, and charges both sides where they may meet.",
         "runs/problem.py": "Loads each node's own records, and takes the model from public facts.",
         "runs/resolve.py": "Settles open values before they are counted.",
-        "runs/sums.py": "Turns a sum of vectors into a run of one step, in which every sample is drawn.",
         "runs/summary.py": "Publishes no number of private records.",
         "runs/train.py": "Opens ledgers and book before training, and continues a run only as it was.",
         "seeds.py": "Keys public randomness only.",
+        "transport/world.py": "Gives a process that is alone its own values back.",
+    },
+    PAIRWISE: {
+        "accounting/pairwise.py": "Computes each node's effective noise against the worst coalition of the others.",
+        "randomness/pairwise.py": "Adds a pair's noise with opposite signs, and each node's own noise.",
+        "randomness/snapshot.py": "Notices that a machine was put back to a snapshot of its memory.",
+    },
+    PERSONS: {
+        "data/persons.py": "Makes one sample of one person's rows, and reads no other row for it.",
+        "gradients/persons.py": "Averages a person's row gradients before the clip.",
+    },
+    LAYERS: {
+        "gradients/positions.py": "Computes norms and sums of layers that use one weight at many positions.",
+        "gradients/rules/conv.py": "Computes one sample's gradient of a convolution.",
+        "gradients/rules/norm.py": "Computes one sample's gradient of GroupNorm and LayerNorm.",
+    },
+    IMAGES: {
+        "data/images.py": "Makes one sample of one image.",
+    },
+    TEXTS: {
+        "data/text.py": "Makes one sample of one text.",
+        "gradients/rules/embedding.py": "Computes one sample's gradient of an embedding.",
+    },
+    FEATURES: {
+        "features/encode.py": "Maps each sample by itself, and keeps features of private samples private.",
+        "features/maps.py": "Builds the map from public facts.",
+    },
+    SURVIVAL: {
+        "data/survival.py": "Makes one target of one person's time and event, in public bins.",
+    },
+    DIALECT: {
+        "data/dialect.py": "Reads one site's table by that site's own words; row hashes stay those of the file.",
+    },
+    SUMS: {
+        "runs/description.py": "Makes one vector of each row, from that row alone.",
+        "runs/evaluation.py": "Evaluates who was not trained on, and charges both sides where they may meet.",
+        "runs/sums.py": "Turns a sum of vectors into a run of one step, in which every sample is drawn.",
         "statistics/columns.py": "Makes one bounded block of each row and column; all results come from noised sums.",
         "statistics/estimates.py": "Makes one bounded vector of each person; its metrics come from noised sums alone.",
         "statistics/moments.py": "Makes one bounded block of each row; regression comes from noised sums alone.",
@@ -155,6 +183,7 @@ OUTSIDE = {
     "accounting/policy.py": "Refuses runs. The ε of a run that it lets pass is printed as it is.",
     "accounting/sharing.py": "Searches for shared noise. `runs/budgets.py` counts what it is worth.",
     "sites/policy.py": "Refuses runs. The ε of a run that it lets pass is printed as it is.",
+    "engine/formats.py": "Refuses a damaged file of a finished run. It changes no number.",
     "gradients/unrolled.py": "Is a part of the model. `gradients/stacked.py` maps it over samples one by one.",
     "plugins.py": "Finds packages. Each method of a package declares a mechanism, which is counted.",
     "audit/*": "Attacks runs on made-up data. It can miss a mistake, and it makes none.",
@@ -165,6 +194,7 @@ OUTSIDE = {
     "runs/worth.py": "Compares two models for one site; writes only to private/.",
     "runs/charts.py": "Reads published numbers.",
     "runs/first.py": "Writes a first configuration from public facts.",
+    "runs/refusals.py": "Writes the words of a refusal.",
     "runs/reference.py": "Prints the keys of run.toml.",
     "runs/result.py": "Reads a finished model.",
     "runs/rows.py": "Prepares new rows for a finished model.",
@@ -193,13 +223,6 @@ OUTSIDE = {
     "sites/signed.py": "Checks signatures of a finished run.",
     "sites/status.py": "Shows public counts.",
 }
-# Files of one process on a CPU that run only if somebody chooses what they do.
-CHOSEN = (
-    "accounting/curve.py", "accounting/pairwise.py", "data/images.py", "data/samples.py", "data/text.py",
-    "features/encode.py", "features/maps.py", "gradients/positions.py",
-    "gradients/persons.py", "gradients/rules/conv.py", "gradients/rules/embedding.py", "gradients/rules/norm.py",
-    "randomness/pairwise.py",
-)  # fmt: skip
 _SKIPPED = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
     tokenize.ENCODING,
@@ -208,6 +231,11 @@ _HEAD = """# Trusted base
 
 These files must be right for ε to be true. A file is in this list if a mistake in it could make the true ε of a private
 run larger than the ε that privsgp prints. Lines are lines of code, without blank lines, comments and docstrings.
+
+A plain run is `privsgp train` with `privsgp-vr` (or another method of push-sum) in one process on a CPU. Its data are
+tables or arrays, one record per row, its model has linear layers, and each node has noise of its own. If your run is a
+plain run, read the first list only: a mistake in any other file cannot make its ε false. A test traces a plain run and
+finds no file of another list. Each choice adds the files of its own list.
 
 privsgp also trusts Python, numpy, scipy, PyTorch, dp-accounting, cryptography, SQLite, the operating system and the
 hardware. Between sites it trusts gRPC to carry bytes, and nothing else. It takes data that a configuration calls public
@@ -248,16 +276,19 @@ def page() -> str:
     """Return the page."""
     counts = {str(p.relative_to(PACKAGE)): code_lines(p) for p in sorted(PACKAGE.rglob("*.py"))}
     sums = {layer: sum(counts[name] for name in files) for layer, files in TRUSTED.items()}
+
+    def row(words: str, layers: Iterable[str]) -> str:
+        chosen = list(layers)
+        return f"| {words} | {sum(len(TRUSTED[one]) for one in chosen)} | {sum(sums[one] for one in chosen):,} |"
+
     rows = ["| | files | lines of code |", "|---|---:|---:|"]
-    rows += [f"| {layer} | {len(files)} | {sums[layer]:,} |" for layer, files in TRUSTED.items()]
-    chosen = sum(counts[name] for name in CHOSEN)
-    rows.insert(3, f"| – of which run only if chosen (pairwise noise, images, texts, …) | {len(CHOSEN)} | {chosen:,} |")
-    rows += [f"| All together | {sum(map(len, TRUSTED.values()))} | {sum(sums.values()):,} |"]
-    rows += [f"| The whole package | {len(counts)} | {sum(counts.values()):,} |"]
+    rows += [row(f"**{PLAIN}** on a CPU", [PLAIN]), *(row(f"{one} adds", [one]) for one in CHOICES)]
+    rows += [row("One process on a CPU, with all of these", [PLAIN, *CHOICES])]
+    rows += [row(f"{one} adds" if one != SITES else "Sites add", [one]) for one in (GPU, TORCHRUN, SITES)]
+    rows += [row("All together", TRUSTED), f"| The whole package | {len(counts)} | {sum(counts.values()):,} |"]
     parts = [_HEAD.format(totals="\n".join(rows))]
     for layer, files in TRUSTED.items():
-        more = "" if layer == CPU else " These come on top of one process on a CPU."
-        parts += [f"## {layer}\n\n{len(files)} files, {sums[layer]:,} lines.{more}\n"]
+        parts += [f"## {layer}\n\n{len(files)} files, {sums[layer]:,} lines.\n"]
         parts += ["| file | lines | what it must get right |", "|---|---:|---|"]
         parts += [f"| `{name}` | {counts[name]} | {right} |" for name, right in sorted(files.items())] + [""]
     trusted = {name for files in TRUSTED.values() for name in files}

@@ -1,19 +1,18 @@
 """The keys of a component: one frozen class beside the component, every field with a line that says what it means.
 
-`run.toml` is checked against these fields, and its reference page, `privsgp options`, and the schema for editors are
-made of them: a new option is one line in the file of the component that has a use for it.
+`run.toml` is checked against these fields, and its reference page and `privsgp options` are made of them: a new option
+is one line in the file of the component that has a use for it.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
+    from collections.abc import Mapping
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -39,45 +38,25 @@ def option(default: Any, meaning: str) -> Any:  # noqa: ANN401 - a field of any 
     return Field(default, description=meaning)
 
 
-class Key(NamedTuple):
-    """One key as a reader of a reference page sees it."""
+class Section(NamedTuple):
+    """A section of run.toml whose further keys are those of the component that one of its keys names.
 
-    name: str
-    values: str
-    default: str
-    meaning: str
+    A component is the class of its keys, or has that class as its `Options`.
+    """
 
+    base: type[Options]
+    key: str
+    components: Mapping[str, Any]
 
-def keys(kind: type[Options]) -> list[Key]:
-    """Return the keys of a class: its own, then those it inherits."""
-    schema, own = kind.model_json_schema().get("properties", {}), kind.__annotations__
-    fields = sorted(kind.model_fields.items(), key=lambda item: item[0] not in own)
-    return [Key(name, _values(schema[name]), _shown(f), f.description or "") for name, f in fields]
+    def options(self, name: object) -> type[Options]:
+        """Return the keys that a component brings: none if nobody knows it, the default's for "auto"."""
+        if name == "auto" and name not in self.components:
+            name = self.base.model_fields[self.key].default
+        found = self.components.get(str(name), Options)
+        own: type[Options] = getattr(found, "Options", found)
+        return own
 
-
-def _shown(field: FieldInfo) -> str:
-    """Write a default as TOML has it; none where a key may be left out."""
-    if field.is_required():
-        return "needed"
-    return "" if field.default is None or isinstance(field.default, Options) else json.dumps(field.default)
-
-
-def _values(schema: dict[str, Any]) -> str:
-    """Say which values a key takes, from its JSON schema."""
-    if "anyOf" in schema:
-        return " or ".join(_values(part) for part in schema["anyOf"] if part.get("type") != "null")
-    if "enum" in schema or "const" in schema:
-        return ", ".join(json.dumps(value) for value in schema.get("enum", [schema.get("const")]))
-    if "$ref" in schema:
-        return "a table"
-    if schema.get("type") == "array":
-        return f"a list of {_values(schema['items'])}"
-    limits = [f"{sign} {schema[key]:g}" for key, sign in _LIMITS if key in schema]
-    return " ".join([_KINDS.get(schema.get("type", ""), "a value"), *limits])
-
-
-_KINDS = {
-    "object": "a table",
-    "number": "a number", "integer": "a whole number", "string": "text", "boolean": "true or false",
-}  # fmt: skip
-_LIMITS = (("exclusiveMinimum", ">"), ("minimum", "≥"), ("exclusiveMaximum", "<"), ("maximum", "≤"))
+    def chosen(self, given: object) -> object:
+        """Return the name of the component that the keys of a section give, or the default."""
+        default = self.base.model_fields[self.key].default
+        return given.get(self.key, default) if isinstance(given, dict) else default

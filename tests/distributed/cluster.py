@@ -199,11 +199,11 @@ def watch(rank: int, *, where: str) -> None:
     distributed.dist.batch_isend_irecv = batched
     for name in ("send", "broadcast", "all_reduce", "all_gather", "gather", "scatter", "reduce", "all_to_all"):
         setattr(distributed.dist, name, watched(name, getattr(dist, name)))
-    join = rendezvous.World.__init__
+    join = rendezvous.Processes.__init__
 
     def joined(self, *args, **kwargs):
         join(self, *args, **kwargs)
-        store = self._store
+        store = self.store
 
         class Watched:
             def __getattr__(self, name):
@@ -213,16 +213,16 @@ def watch(rank: int, *, where: str) -> None:
                 note(said=value or "null")
                 store.set(key, value)
 
-        self._store = Watched()
+        self.store = Watched()
         self._real = store
 
-    rendezvous.World.__init__ = joined
+    rendezvous.Processes.__init__ = joined
     connect = distributed._connect
 
     def connected(world, device):
-        watching, world._store = world._store, world._real
+        watching, world.store = world.store, world._real
         connect(world, device)
-        world._store = watching
+        world.store = watching
 
     distributed._connect = connected
 

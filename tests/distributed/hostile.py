@@ -14,20 +14,20 @@ def say(rank: int, *, liar: int, about: int, pattern: str, word: str) -> None:
     from privsgp.transport import rendezvous
     from privsgp.transport import torch_distributed as distributed
 
-    join = rendezvous.World.__init__
+    join = rendezvous.Processes.__init__
 
     def joined(self, *args: Any, **kwargs: Any) -> None:
         join(self, *args, **kwargs)
-        if rank == liar and self._store is not None:
-            self._store = _Lying(self._store, rank, about, pattern, word)
+        if rank == liar:
+            self.store = _Lying(self.store, rank, about, pattern, word)
 
-    rendezvous.World.__init__ = joined
+    rendezvous.Processes.__init__ = joined
     connect = distributed._connect
 
     def connected(world: Any, device: Any) -> None:
-        lying, world._store = world._store, getattr(world._store, "_store", world._store)
+        lying, world.store = world.store, getattr(world.store, "_store", world.store)
         connect(world, device)
-        world._store = lying
+        world.store = lying
 
     distributed._connect = connected
 
@@ -111,14 +111,14 @@ def pause(rank: int, *, victim: int, step: int) -> None:
 
 def pause_at_exchange(rank: int, *, victim: int, number: int) -> None:
     """Let one process stop when it is to say something for the n-th time."""
-    from privsgp.transport.rendezvous import World
+    from privsgp.transport.rendezvous import Processes
 
-    gather, calls = World.all_gather_each, iter(range(number))
+    gather, calls = Processes.all_gather_each, iter(range(number))
 
     def stopping(self: Any, value: Any, expected: Any) -> Any:
         if rank == victim and next(calls, None) is None:
-            World.all_gather_each = gather
+            Processes.all_gather_each = gather
             os.kill(os.getpid(), signal.SIGSTOP)
         return gather(self, value, expected)
 
-    World.all_gather_each = stopping
+    Processes.all_gather_each = stopping

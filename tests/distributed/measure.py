@@ -23,8 +23,9 @@ from torch.distributed import TCPStore
 from privsgp import graph
 from privsgp.outside import Whole
 from privsgp.transport.in_process import InProcess
-from privsgp.transport.rendezvous import World
+from privsgp.transport.rendezvous import Processes
 from privsgp.transport.torch_distributed import TorchDistributed
+from privsgp.transport.world import World
 
 STEPS = 60
 SIZES = (650, 50_890, 1_000_000, 11_173_962)
@@ -89,7 +90,7 @@ def _one(rank: int, processes: int, dim: int, port: int, answers: multiprocessin
         x, w = x.repeat(2, 1), w.repeat(2)
     else:
         store = TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60))
-        world = World(rank, processes, store)
+        world = Processes(rank, processes, store)
         transport = TorchDistributed(graph.make("exponential", processes), x, world)
     times = _timed(lambda k: transport.mix(k, x, w), STEPS if dim < 5_000_000 else 12)
     talks = _timed(lambda k: world.all_gather(k, Whole), 30)

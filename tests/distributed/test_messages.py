@@ -12,7 +12,7 @@ import runs
 from privsgp import data
 from privsgp.runs import config as configs
 from privsgp.runs.resolve import make_graph
-from privsgp.transport.rendezvous import blocks
+from privsgp.transport.world import blocks
 
 PROCESSES, NODES, STEPS, DIM = 3, 11, 24, 64 * 8 + 8 + 8 * 10 + 10
 

@@ -20,7 +20,7 @@ from privsgp.engine.checkpoint import Progress
 from privsgp.engine.folder import Folder
 from privsgp.engine.trainer import Trainer
 from privsgp.errors import Refused
-from privsgp.transport.rendezvous import World
+from privsgp.transport.world import World
 
 UNSEEDED = runs.SMALL.replace("seed = 7\n", "")
 MLP = {"model__name": "mlp", "model__hidden": [16], "algorithm__name": "privsgp-vr"}

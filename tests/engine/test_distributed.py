@@ -12,7 +12,7 @@ from privsgp.algorithms import State
 from privsgp.engine.trainer import refuse_no_model
 from privsgp.errors import Diverged, Refused
 from privsgp.transport import torch_distributed as distributed
-from privsgp.transport.rendezvous import World
+from privsgp.transport.rendezvous import Processes
 from privsgp.transport.torch_distributed import TorchDistributed
 
 
@@ -23,7 +23,7 @@ def pair(monkeypatch):
     store = HashStore()
 
     def make(rank):
-        across = TorchDistributed(graph.make("exponential", 4), torch.zeros(2, 3), World(rank, 2, store, 1.0))
+        across = TorchDistributed(graph.make("exponential", 4), torch.zeros(2, 3), Processes(rank, 2, store, 1.0))
         across.world.run, across.world.step = "a" * 32, 7
         return across
 

@@ -20,7 +20,7 @@ from privsgp.errors import Refused
 from privsgp.planner import settle
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
-from privsgp.transport.rendezvous import World
+from privsgp.transport.rendezvous import Processes
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(160, 6)).astype(np.float32), np.arange(160) % 2
@@ -231,7 +231,7 @@ def test_every_process_looks_at_plan_data(tmp_path):
         dataset = from_arrays(*SITES[rank], classes=2)
         problem = problems.assembled(config, dataset, [np.arange(40)], range(rank, rank + 1), [40, 40])
         try:
-            settle.settle(config, problem, tmp_path / "out", resume=False, world=World(rank, 2, store, 20.0))
+            settle.settle(config, problem, tmp_path / "out", resume=False, world=Processes(rank, 2, store, 20.0))
         except Refused as refused:
             return refused.what
         return "went on"

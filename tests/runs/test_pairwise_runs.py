@@ -15,7 +15,7 @@ from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs.resolve import resolve
-from privsgp.transport.rendezvous import World
+from privsgp.transport.world import World
 
 PAIRWISE = ["--set=privacy.noise=pairwise", "--set=privacy.honest=3"]
 

@@ -16,7 +16,8 @@ from privsgp.errors import Refused
 from privsgp.options import NotNegative
 from privsgp.outside import Whole, exactly
 from privsgp.transport import rendezvous
-from privsgp.transport.rendezvous import PeerLost, World, blocks, refuse_differences
+from privsgp.transport.rendezvous import PeerLost, Processes, refuse_differences
+from privsgp.transport.world import World, blocks
 
 
 @given(st.integers(1, 300), st.data())
@@ -39,7 +40,7 @@ def _all(size, action, patience=5.0):
 
     def one(rank):
         try:
-            return action(World(rank, size, store, patience))
+            return action(Processes(rank, size, store, patience))
         except (Refused, PeerLost) as error:
             return error
 
@@ -96,7 +97,7 @@ def test_who_never_speaks_is_missed_after_the_set_time():
 def test_all_who_are_missed_are_named():
     store = HashStore()
     with pytest.raises(PeerLost, match=r"processes 1, 2 are gone \(silent for 0\.1 s\)"):
-        World(0, 3, store, 0.1).all_gather(1, Whole)
+        Processes(0, 3, store, 0.1).all_gather(1, Whole)
 
 
 def _beside_a_liar(*words):
@@ -104,7 +105,7 @@ def _beside_a_liar(*words):
     store = HashStore()
     for number, word in enumerate(words, 1):
         store.set(f"{number}/1", word)
-    return World(0, 2, store, 5.0)
+    return Processes(0, 2, store, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_what_others_make_of_my_word_is_not_used():
             world.real.set("1/0", "[1e-9, 1e-9]")
             return world.real.multi_get(keys)
 
-    world.real, world._store = world.store, Overwritten()
+    world.real, world.store = world.store, Overwritten()
     with pytest.raises(Refused, match="changed in the meeting place"):
         world.all_gather_nodes([1.0, 2.0], NotNegative, 4)
 
@@ -143,7 +144,7 @@ def test_a_meeting_place_that_stands_still_is_missed_after_the_set_time():
     begun = time.monotonic()
     try:
         with pytest.raises(PeerLost, match=r"the meeting place does not answer: within 0\.3 s"):
-            World(1, 2, Still(), 0.3).all_gather(1, Whole)
+            Processes(1, 2, Still(), 0.3).all_gather(1, Whole)
         assert time.monotonic() - begun < 5
     finally:
         stopped.set()

@@ -21,7 +21,8 @@ from privsgp.devices import device_of, in_threads
 from privsgp.engine.checkpoint import known_ledgers
 from privsgp.errors import Diverged, Interrupted, Refused
 from privsgp.outside import between
-from privsgp.transport.rendezvous import PeerLost, World
+from privsgp.transport.rendezvous import PeerLost
+from privsgp.transport.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

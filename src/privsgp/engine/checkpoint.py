@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.engine.folder import Folder
-    from privsgp.transport.rendezvous import World
+    from privsgp.transport.world import World
 
     Memory = Mapping[str, Sequence[Tensor]]  # arrays by name: the rows of each group of nodes
 

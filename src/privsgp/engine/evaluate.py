@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from privsgp.algorithms import Block, State
     from privsgp.engine.spec import PerSampleFunction, RunSpec
     from privsgp.gradients import Layout
-    from privsgp.transport.rendezvous import World
+    from privsgp.transport.world import World
 
     Keep = Callable[[dict[str, Any]], None]
 

@@ -23,11 +23,12 @@ import sys
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import Field
 from safetensors import SafetensorError
 
-from privsgp.engine.formats import Evaluation, Identity
+from privsgp.engine.formats import Evaluation, Kept
 from privsgp.errors import Refused
 from privsgp.files import UNFINISHED, parsed, read_bytes, read_json, replace, write, write_json, write_private
 
@@ -37,6 +38,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 METRICS_VERSION = 1
+
+
+class _Circumstances(Kept):
+    processes: int = Field(1, ge=1)
+
+
+class _Identity(Kept):
+    """run.json."""
+
+    version: Literal[1] = 1
+    run: str
+    started: str = ""
+    ledgers: str | None = None
+    versions: dict[str, str] = Field(default_factory=dict)
+    command: list[str] = Field(default_factory=list)
+    circumstances: _Circumstances | None = None
 
 
 class Folder:
@@ -131,7 +148,7 @@ class Folder:
     def identity(self) -> dict[str, Any]:
         """The content of run.json; empty before the run has begun."""
         path = self.path / "run.json"
-        return read_json(path, Identity) if path.exists() else {}
+        return read_json(path, _Identity) if path.exists() else {}
 
     def identify(
         self,

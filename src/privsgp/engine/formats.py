@@ -16,27 +16,13 @@ _Number = float | None
 _Numbers = list[float | None] | None
 
 
-class _Kept(BaseModel):
+class Kept(BaseModel):
+    """Checks the keys that it names, and keeps all others."""
+
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
 
-class _Circumstances(_Kept):
-    processes: _Whole = 1
-
-
-class Identity(_Kept):
-    """run.json."""
-
-    version: Literal[1] = 1
-    run: str
-    started: str = ""
-    ledgers: str | None = None
-    versions: dict[str, str] = {}
-    command: list[str] = []
-    circumstances: _Circumstances | None = None
-
-
-class Calibrated(_Kept):
+class Calibrated(Kept):
     """calibration.json: what `evaluate` found on public data."""
 
     version: Literal[1] = 1
@@ -45,7 +31,7 @@ class Calibrated(_Kept):
     threshold: Annotated[float, Field(ge=0, le=2)] | None = None
 
 
-class _Pairwise(_Kept):
+class _Pairwise(Kept):
     honest: _Whole
     curve: list[Annotated[list[_Number], Field(min_length=2, max_length=2)]]
 
@@ -56,7 +42,7 @@ class _Pairwise(_Kept):
         return self
 
 
-class _Person(_Kept):
+class _Person(Kept):
     unit: str
     curve: list[Annotated[list[_Number], Field(min_length=2, max_length=2)]]
 
@@ -66,7 +52,7 @@ _Point = Annotated[list[_Part], Field(min_length=2, max_length=2)]
 _Bin = Annotated[list[float], Field(min_length=3, max_length=3)]
 
 
-class _Metric(_Kept):
+class _Metric(Kept):
     metric: str
     group: str
     value: _Number
@@ -75,13 +61,13 @@ class _Metric(_Kept):
     persons_needed: _Whole | None
 
 
-class _Trained(_Kept):
+class _Trained(Kept):
     epsilon: _Number
     delta: _Number
     honest: _Whole | None
 
 
-class Evaluated(_Kept):
+class Evaluated(Kept):
     """evaluation.json: a private evaluation on held-out records."""
 
     version: Literal[1] = 1
@@ -103,7 +89,7 @@ class Evaluated(_Kept):
 _TESTED = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "train_loss", "consensus_error")
 
 
-class _Survival(_Kept):
+class _Survival(Kept):
     times: Annotated[list[float], Field(min_length=1)]
     kaplan_meier: list[_Part]
     predicted: list[_Part]
@@ -111,10 +97,10 @@ class _Survival(_Kept):
     calibration: list[list[_Bin]]
 
 
-def _numbers(*names: str) -> type[_Kept]:
+def _numbers(*names: str) -> type[Kept]:
     """Return a format with a number, or nothing, under each of these names."""
     fields: Any = dict.fromkeys(names, (_Number, None))
-    return create_model("Numbers", __base__=_Kept, **fields)
+    return create_model("Numbers", __base__=Kept, **fields)
 
 
 _Evaluated: Any = _numbers(*_TESTED)
@@ -163,12 +149,12 @@ class Evaluation(_Evaluated):  # type: ignore[misc]
     virtual_seconds: _Number = None
 
 
-class _Source(_Kept):
+class _Source(Kept):
     kind: str
     words: str
 
 
-class _Asked(_Kept):
+class _Asked(Kept):
     name: str
     steps: int | str
     step_size: float | str
@@ -176,7 +162,7 @@ class _Asked(_Kept):
     weights: list[float] | str
 
 
-class _Method(_Kept):
+class _Method(Kept):
     method: str
     steps: _Whole
     step_size: float
@@ -185,7 +171,7 @@ class _Method(_Kept):
     score: _Number  # None: not rehearsed
 
 
-class Plan(_Kept):
+class Plan(Kept):
     """plan.json."""
 
     algorithm: str

@@ -20,7 +20,7 @@ import torch
 from privsgp.algorithms import Drawn, Pushed, Release, State
 from privsgp.algorithms.block import as_it_is
 from privsgp.algorithms.push_sum import PushSum
-from privsgp.devices import device_of, runs_on
+from privsgp.devices import runs_on
 from privsgp.gradients.rules.ruled import Ruled
 from privsgp.randomness.noise import LONGEST, Keyed, Secure, levels
 
@@ -42,9 +42,9 @@ AnySource = TypeVar("AnySource", Keyed, Secure)
 _LOG = logging.getLogger(__name__)
 
 
-def execution(gradient: Stacked, device: torch.device) -> Callable[[Direction, Kept], Direction]:
-    """Return how lines 6 and 7 are run on a device where all nodes are here: recorded, or as they are."""
-    return Recorded if device_of(device).has_cudnn and isinstance(gradient, Ruled) else as_it_is
+def execution(gradient: Stacked) -> Callable[[Direction, Kept], Direction]:
+    """Return how lines 6 and 7 are run on a GPU where all nodes are here: recorded, or as they are."""
+    return Recorded if isinstance(gradient, Ruled) else as_it_is
 
 
 def chosen(algorithm: PushSum, graph: Graph, source: Keyed | Secure, x: Tensor) -> Callable[[int, State], Step]:

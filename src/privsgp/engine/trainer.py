@@ -33,8 +33,9 @@ from privsgp.gradients.rules.ruled import Ruled
 from privsgp.outside import Whole
 from privsgp.transport.in_process import InProcess
 from privsgp.transport.protocol import refuse_wild
-from privsgp.transport.rendezvous import World
+from privsgp.transport.rendezvous import Processes
 from privsgp.transport.torch_distributed import TorchDistributed
+from privsgp.transport.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,10 +131,17 @@ class Trainer:
         """The algorithm of all nodes here, where they are one group."""
         return self.groups[0].algorithm
 
+    @property
+    def _on_gpu(self) -> bool:
+        """Whether all nodes are in this process, on a device with kernels of its own."""
+        return self.transport.local and device_of(self.spec.device).has_cudnn
+
     def _connect(self) -> Transport:
         """Return what carries the messages."""
         graph, x, rounding = self.spec.graph, self.state.x, self.spec.rounding(self.state.x)
-        return InProcess(graph, x, rounding) if self.world.alone else TorchDistributed(graph, x, self.world, rounding)
+        if isinstance(self.world, Processes):
+            return TorchDistributed(graph, x, self.world, rounding)
+        return InProcess(graph, x, rounding)
 
     def _driver(self, sent: int = 0) -> RunDriver:
         """Return what does what the events of a step ask for; so many bytes were sent before."""
@@ -293,7 +301,7 @@ class Trainer:
             random=randomness,
             step_size=spec.step_size,
             update_rule=self.update_rule,
-            recorded=execution(gradient, spec.device) if self.transport.local else as_it_is,
+            recorded=execution(gradient) if self._on_gpu else as_it_is,
         )
 
     def _update_rule(self) -> UpdateRule | None:
@@ -308,7 +316,7 @@ class Trainer:
             return self._together
         source = self.randomness.node_noise.kernel_source
         whole = self.spec.bits == 32 and self.spec.settings.local_steps == 1  # the kernels know no other messages
-        if self.transport.local and whole and source is not None and isinstance(self.algorithm, PushSum):
+        if self._on_gpu and whole and source is not None and isinstance(self.algorithm, PushSum):
             return chosen(self.algorithm, self.spec.graph, source, self.state.x)
         return self.algorithm.step
 

@@ -32,9 +32,10 @@ from privsgp.planner.stand_in import Samples
 from privsgp.runs import budgets as protection
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
-from privsgp.runs.config import AUTO, CLIP, PLANNED
+from privsgp.runs.config import PLANNED
+from privsgp.runs.refusals import AUTO, CLIP
 from privsgp.runs.resolve import make_graph
-from privsgp.transport.rendezvous import World, restarts
+from privsgp.transport.world import World, restarts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

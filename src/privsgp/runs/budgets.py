@@ -15,7 +15,8 @@ from privsgp.algorithms.update_rule import node_weights
 from privsgp.engine.spec import NodeBudgets
 from privsgp.errors import Refused
 from privsgp.outside import between, exactly, keys
-from privsgp.transport.rendezvous import World, blocks
+from privsgp.transport.rendezvous import Processes
+from privsgp.transport.world import World, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -168,7 +169,8 @@ def calibrate_nodes(
         here = blocks(n, world.size)[world.rank]
         own = world.all_or_none(lambda: [calibrated(i) for i in here])
         all_sigmas = world.all_gather_nodes(own, between(_LEAST, 1 / _LEAST, float), n)
-        _refuse_apart(world, all_sigmas, own)
+        if isinstance(world, Processes):
+            _refuse_apart(world, all_sigmas, own)
         if config.trust == "secure aggregation":
             all_sigmas = [max(all_sigmas)] * n  # each node is counted as if all added as much noise as it does
         mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, all_sigmas, strict=True)]
@@ -237,7 +239,7 @@ def _curve(
     return trust_curve(covariance, node, shared[node], epsilon)
 
 
-def _refuse_apart(world: World, told: Sequence[float], own: Sequence[float]) -> None:
+def _refuse_apart(world: Processes, told: Sequence[float], own: Sequence[float]) -> None:
     """Refuse a peer whose σ no sizes and budgets could set apart from ours so far: weights are made of them."""
     for rank, block in enumerate(blocks(len(told), world.size)):
         for i in block:

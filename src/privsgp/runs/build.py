@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from privsgp.graph import Graph
     from privsgp.runs.config import Config
     from privsgp.runs.resolve import Resolved
-    from privsgp.transport.rendezvous import World
+    from privsgp.transport.world import World
 
 
 def build_run(resolved: Resolved, world: World | None = None, agreed: dict[str, Any] | None = None) -> RunSpec:

@@ -8,16 +8,14 @@ agree on; its hash keys public randomness where no `seed` is given.
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
 import hashlib
 import json
 import math
-import re
 import tomllib
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -50,20 +48,16 @@ from privsgp.features.options import FEATURES
 from privsgp.files import flat, read_toml
 from privsgp.graph import GRAPHS
 from privsgp.models.options import MODELS
-from privsgp.options import Count, NotNegative, Options, Positive, Probability, option
+from privsgp.options import Count, NotNegative, Options, Positive, Probability, Section, option
 from privsgp.randomness import NOISES
+from privsgp.runs.refusals import AUTO, CLIP, GONE, close, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from pydantic_core import ErrorDetails
-
     Rules = Iterator[tuple[object, str, str]]  # whether keys exclude each other, the keys, what to do
 
 PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses and chooses from
-AUTO = ("name", "steps", "step_size", "batch", "weights")  # of [algorithm]: what can be left to it
-CLIP = "privacy.clip"  # which can be left to it too
-_MAY_BE_AUTO = (*(f"algorithm.{key}" for key in AUTO), CLIP)
 SITES = "sites"  # the data.name of arrays that each node brings, from Python
 _FINEST = 2.0**-60  # of a clip: the squares of entries far below have no relative precision left, which κ rests on
 _SCALE, _DIFFERENCE = "algorithm.difference_scale", "algorithm.difference_clip"
@@ -72,15 +66,10 @@ _SCALE, _DIFFERENCE = "algorithm.difference_scale", "algorithm.difference_clip"
 def _one_of(known: Collection[str], *, unsaid: str | None = None) -> AfterValidator:
     def check(value: str) -> str:
         if value not in known and value != unsaid:
-            raise ValueError(f"use one of {', '.join(known)}{_close(value, known)}")
+            raise ValueError(f"use one of {', '.join(known)}{close(value, known)}")
         return value
 
     return AfterValidator(check)
-
-
-def _close(value: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(value, list(known), 1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 _OF_PERSONS = set(PersonOptions.model_fields)
@@ -665,32 +654,13 @@ class Config(Options):
         return "\n".join(top) + "\n" + schema
 
 
-class _Section(NamedTuple):
-    """A section of run.toml whose further keys are those of the component that one of its keys names.
-
-    A component is the class of its keys, or has that class as its `Options`.
-    """
-
-    base: type[Options]
-    key: str
-    components: Mapping[str, Any]
-
-    def options(self, name: object) -> type[Options]:
-        """Return the keys that a component brings: none if nobody knows it, the default's for "auto"."""
-        if name == "auto" and name not in self.components:
-            name = self.base.model_fields[self.key].default
-        found = self.components.get(str(name), Options)
-        own: type[Options] = getattr(found, "Options", found)
-        return own
-
-
 SECTIONS = {
-    "data": _Section(Data, "partition", PARTITIONS),
-    "features": _Section(Features, "name", FEATURES),
-    "model": _Section(Model, "name", MODELS),
-    "graph": _Section(GraphSection, "name", GRAPHS),
-    "privacy": _Section(Privacy, "noise", NOISES),
-    "algorithm": _Section(AlgorithmSection, "name", ALGORITHMS),
+    "data": Section(Data, "partition", PARTITIONS),
+    "features": Section(Features, "name", FEATURES),
+    "model": Section(Model, "name", MODELS),
+    "graph": Section(GraphSection, "name", GRAPHS),
+    "privacy": Section(Privacy, "noise", NOISES),
+    "algorithm": Section(AlgorithmSection, "name", ALGORITHMS),
 }
 
 
@@ -703,14 +673,6 @@ def _config_with(*options: type[Options]) -> type[Config]:
         kind = base if own is Options else create_model(base.__name__, __base__=(base, own), __doc__=base.__doc__)
         fields[name] = kind, kind()
     return create_model("Config", __base__=Config, **fields)
-
-
-def _chosen(values: dict[str, Any], name: str) -> object:
-    """Return the name of a section's component, as it is given or by default."""
-    section = SECTIONS[name]
-    given = values.get(name)
-    default = section.base.model_fields[section.key].default
-    return given.get(section.key, default) if isinstance(given, dict) else default
 
 
 def read(path: Path, changes: Sequence[str] = ()) -> Config:
@@ -769,10 +731,10 @@ def parse(values: dict[str, Any], changes: Sequence[str] = (), base: Path | None
         data = values.get("data")
         if isinstance(data, dict) and isinstance(name := data.get("schema"), str):  # a file: its content replaces it
             values = values | {"data": data | {"schema": schemas.read((base or Path()) / name).model_dump()}}
-        kind = _config_with(*(section.options(_chosen(values, name)) for name, section in SECTIONS.items()))
+        kind = _config_with(*(section.options(section.chosen(values.get(name))) for name, section in SECTIONS.items()))
         return kind.model_validate(values, context=base)
     except ValidationError as error:
-        raise _refusal(error, kind, values) from error
+        raise refusal(error, kind, values, SECTIONS) from error
     except RecursionError as error:
         raise Refused("a value without an end: brackets in brackets", "see run.toml in the README") from error
 
@@ -813,96 +775,6 @@ def _apply(values: dict[str, Any], change: str) -> None:
         del values[last]
 
 
-def _refusal(error: ValidationError, kind: type[Config], values: dict[str, Any]) -> Refused:
-    """Put pydantic's findings into our words: key, value, what would be right."""
-    found: dict[str, list[str]] = {}
-    errors = error.errors(include_url=False)
-    unknown = [e for e in errors if e["loc"] in [(name, s.key) for name, s in SECTIONS.items()]]
-    errors_here = unknown or errors  # of a component that nobody knows, nobody knows the keys
-    for e in [e for e in errors_here if not _off_the_point(e)] or errors_here:
-        what, remedy = _told(e, kind, values)
-        found.setdefault(what, []).append(remedy)
-    for what in found.keys() & {f"{key} = {e['input']!r}" for e in errors for key in _MAY_BE_AUTO}:
-        found[what].append("'auto', which leaves it to the planner")
-    return Refused("\n".join(found), "\n  → ".join(" or ".join(remedies) for remedies in found.values()))
-
-
-def _off_the_point(e: ErrorDetails) -> bool:
-    """If a key allows a number or a list, pydantic complains about both: keep the error for the given kind."""
-    compound = e["type"] in ("list_type", "model_type")
-    optional = len(e["loc"]) > 2 and (compound or e["type"] in ("float_type", "int_type", "literal_error"))
-    return optional and isinstance(e["input"], list | dict) != compound
-
-
-def _told(e: ErrorDetails, kind: type[Config], values: dict[str, Any]) -> tuple[str, str]:
-    """Return the key with its value, and the remedy, of one finding."""
-    cause = e.get("ctx", {}).get("error")
-    if isinstance(cause, Refused):
-        return cause.what, cause.remedy
-    *path, last = e["loc"]
-    if e["type"] == "extra_forbidden":
-        return _unknown([*_named(path), str(last)], e["input"], kind, values)
-    if e["type"] == "missing":
-        return f"{'.'.join(_named(path))} without {last}", f"give {last}"
-    message = e["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-    message = re.sub("a valid dictionary or instance of .*", "a section with keys of its own", message)
-    return f"{'.'.join(_named(e['loc']))} = {e['input']!r}", message
-
-
-def _named(location: Sequence[int | str]) -> list[str]:
-    """Leave out pydantic's names of the types it tried: int, list[constrained-float], …"""
-    tried = ("float", "int")
-    return [str(p) for p in location if isinstance(p, int) or (p.isidentifier() and p not in tried)]
-
-
-def _unknown(path: list[str], value: object, kind: type[Config], values: dict[str, Any]) -> tuple[str, str]:
-    """Say of a key that has no use here which component has one, what to do without it, or which keys there are."""
-    *sections, last = path
-    key, said = ".".join(path), f"{'.'.join(path)} = {value!r}"
-    if key in GONE:
-        return said, GONE[key][0]
-    section = SECTIONS.get(".".join(sections))
-    users = [] if section is None else [n for n in section.components if last in section.options(n).model_fields]
-    if section is not None and users:
-        where = f"{sections[0]}.{section.key} = {_chosen(values, sections[0])!r}"
-        return f"{said} with {where}", f"leave it out, or take {' or '.join(map(repr, users))}"
-    found: Any = kind
-    for name in sections:
-        told = found.model_fields[name].annotation  # a section, or a union with one and None
-        found = next(one for one in (told, *get_args(told)) if hasattr(one, "model_fields"))
-    known = list(found.model_fields)
-    return f"unknown key {said}", f"known keys here: {', '.join(known)}{_close(last, known)}"
-
-
-# Keys that are gone: what to do, and the value that each had without an effect, which older run folders hold.
-GONE: dict[str, tuple[str, Any]] = {
-    "privacy.clip_what": ("leave it out: each record's gradient is clipped, always", None),
-    "privacy.noise_schedule": ("leave it out: all steps have the same noise", "constant"),
-    "privacy.noise_curvature": ("leave it out: all steps have the same noise", 0.0),
-    "privacy.pair_degree": ("leave it out: all pairs of nodes share noise", None),
-    "features.angles": ("leave it out: scattering has 8 directions", None),
-    "features.order": ("leave it out: scattering is of order 2", None),
-    "features.scales": ("leave it out: scattering has 2 octaves", 2),
-    "features.views": ("leave it out: a model sees each sample once; features.mirror makes mirror images alike", None),
-    "algorithm.levels": ("leave it out: algorithm.kept = 0.05 makes messages shorter", None),
-    "algorithm.anchor_batch": ("leave it out: an anchor is the mean of all records", None),
-    "algorithm.anchor_noise": ("leave it out: an anchor has the noise of every message", 1.0),
-    "algorithm.shift_rate": ("leave it out: it is that of SoteriaFL's code", None),
-    "algorithm.anchor_probability": ("leave it out: it is b/J", None),
-    "algorithm.compressor": ("leave it out: algorithm.kept = 0.05 makes messages shorter", "none"),
-    "algorithm.block": ("leave it out: each sample has its own entry; 'privsgp' keeps no table", None),
-    "algorithm.unit_steps": ("leave it out: algorithm.step_size and privacy.clip set the length of a step", False),
-    "algorithm.average_decay": ("leave it out: algorithm.average = 'tail' averages the last steps", None),
-    "algorithm.table_place": (
-        "leave it out: privsgp puts a table on the device, or in memory if it has no room",
-        "auto",
-    ),
-    "clock.compute": ("leave it out: clock.spread above 0 makes times log-normal, and 0 constant", "constant"),
-    "clock.mean": ("leave it out: a gradient takes 1 on average; give clock.latency in that unit", 1.0),
-    "clock.bandwidth": ("leave it out: clock.latency is what a message takes", None),
-    "plan.may_spend": ("leave it out: a plan never looks at the nodes' own data", False),
-    "plan.evaluations": ("leave it out: a node evaluates algorithm.batch × algorithm.steps gradients", None),
-}
 # Values that are gone.
 _FORMER = (
     ("algorithm", "table", ("block",)),

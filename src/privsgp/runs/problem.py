@@ -27,7 +27,8 @@ from privsgp.outside import From1
 from privsgp.runs import booked
 from privsgp.runs.budgets import per_node
 from privsgp.seeds import public_seed
-from privsgp.transport.rendezvous import World, blocks, greet
+from privsgp.transport.rendezvous import greet
+from privsgp.transport.world import World, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -397,6 +398,8 @@ def test_notes(config: Config, problem: Problem) -> list[str]:
 
 def refuse_other_configurations(config: Config, world: World) -> None:
     """Refuse a peer with another shared configuration, or one that would evaluate or stop at other steps."""
+    if world.alone:
+        return
     shared = config.shared()
     if config.data.schema is not None:
         shared["data"]["schema"] = config.data.schema.digest

@@ -30,7 +30,8 @@ from privsgp.runs.problem import Problem, weights_digest
 from privsgp.runs.resolve import resolve
 from privsgp.runs.result import Result, load_result
 from privsgp.runs.summary import SEEN, seen, summary
-from privsgp.transport.rendezvous import World, blocks, refuse_differences, restarts
+from privsgp.transport.rendezvous import refuse_differences
+from privsgp.transport.world import World, blocks, restarts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -2,7 +2,7 @@
 
 A process started by torchrun finds the others through a key-value store. It carries public, small values: the shared
 configuration, sizes, step numbers, noise levels and test metrics. Parameters never do; they travel as messages
-(torch_distributed.py). A process that was started alone is a world of one: nothing happens here.
+(torch_distributed.py). A process that was started alone has a `world.World` instead, which asks nobody.
 
 Anyone may write anything there, so a process uses its own values as they are and never as they come back, and those of
 others only where they have the form that was asked for (privacy.md, "Peers are adversaries"). Every wait has a
@@ -12,7 +12,6 @@ deadline.
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import os
 import threading
@@ -31,6 +30,7 @@ from privsgp import __version__
 from privsgp.errors import Refused, Stopped
 from privsgp.files import flat
 from privsgp.outside import exactly, fault, parse, shown
+from privsgp.transport.world import World, blocks, restarts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,14 +52,6 @@ class PeerLost(Stopped, Exception):
         super().__init__(f"{what}; noticed at step {step}, {when}", step)
 
 
-def blocks(nodes: int, processes: int) -> list[range]:
-    """Give each process its nodes: contiguous ranges whose lengths differ by one at most."""
-    if processes > nodes:
-        raise Refused(f"{processes} processes with data.nodes = {nodes}", f"start at most {nodes} processes")
-    ends = [(nodes * rank) // processes for rank in range(processes + 1)]
-    return [range(a, b) for a, b in itertools.pairwise(ends)]
-
-
 def _within(seconds: float, call: Callable[[], T]) -> T:
     """Return what a call returns, in a thread of its own: the store may stand still with the process that holds it."""
     answer: Future[T] = Future()
@@ -74,27 +66,14 @@ def _within(seconds: float, call: Callable[[], T]) -> T:
     return answer.result(seconds)
 
 
-class World:
-    """The processes of a run. Calls that exchange something are made by all of them, in the same order."""
+class Processes(World):
+    """The processes that torchrun started."""
 
-    def __init__(self, rank: int = 0, size: int = 1, store: Store | None = None, patience: float = PATIENCE) -> None:
-        self.rank, self.size, self.patience = rank, size, patience
+    def __init__(self, rank: int, size: int, store: Store, patience: float = PATIENCE) -> None:
+        self.rank, self.size, self.store, self.patience = rank, size, store, patience
         self.step = 0  # for messages: how far this process has come
         self.run = ""  # its number, which messages carry
-        self._store = store
         self._round = 0
-
-    @property
-    def alone(self) -> bool:
-        """Whether this process is all there is."""
-        return self.size == 1
-
-    @property
-    def store(self) -> Store:
-        """The meeting place."""
-        if self._store is None:
-            raise RuntimeError("a world of one has no meeting place")
-        return self._store
 
     def apart(self) -> Store:
         """Return another line to the meeting place."""
@@ -104,10 +83,6 @@ class World:
     def reached(self, step: int) -> None:
         """Keep how far this process has come."""
         self.step = step
-
-    def all_gather(self, value: T, kind: object) -> list[T]:
-        """Tell the others a small public value and return everybody's, in the order of ranks: one's own as it is."""
-        return self.all_gather_each(value, [kind] * self.size)
 
     def all_gather_nodes(self, own: Sequence[T], kind: object, nodes: int) -> list[T]:
         """Tell the others a value of each of one's own nodes and return all nodes': one's own as they are."""
@@ -121,8 +96,6 @@ class World:
 
     def all_or_none(self, action: Callable[[], T]) -> T:
         """Do what may be refused; if one process refuses, none goes on. Why is said by that process alone."""
-        if self.alone:
-            return action()
         try:
             result = action()
         except Refused:
@@ -155,16 +128,13 @@ class World:
         Which error is raised may be a function of records (privacy.md, "Peers are adversaries").
         """
         yield
-        if not self.alone:
-            with self._meeting():
-                self._ask(partial(self.store.set, f"bye/{self.rank}", ""))
-                if self.rank == 0:
-                    self._wait({rank: f"bye/{rank}" for rank in range(self.size)})
+        with self._meeting():
+            self._ask(partial(self.store.set, f"bye/{self.rank}", ""))
+            if self.rank == 0:
+                self._wait({rank: f"bye/{rank}" for rank in range(self.size)})
 
     def all_gather_each(self, value: T, expected: Sequence[Any]) -> list[T]:
         """Do `all_gather` where not all have the same to say."""
-        if self.alone:
-            return [value]
         self._round += 1
         word = json.dumps(value)
         with self._meeting():
@@ -225,7 +195,7 @@ def join() -> World:
             f"the processes do not meet at {where} within {patience:g} s: {str(error).splitlines()[0]}",
             "start process 0 there and all others, with torchrun or with its variables (docs/cluster.md)",
         ) from error
-    return World(rank, size, PrefixStore(f"privsgp/{restarts()}", store), patience)
+    return Processes(rank, size, PrefixStore(f"privsgp/{restarts()}", store), patience)
 
 
 def _patience() -> float:
@@ -237,11 +207,6 @@ def _patience() -> float:
     if not 0 < patience < 1e6:
         raise Refused(f"PRIVSGP_PATIENCE = {given}", "give a number of seconds above 0")
     return patience
-
-
-def restarts() -> int:
-    """Count how often torchrun has started this process again after a failure."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def greet(world: World, shared: dict[str, Any]) -> None:

@@ -26,7 +26,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 from privsgp.devices import device_of
 from privsgp.transport.in_process import Round, Rounded, combined, mixing_rounds, rounded, rounds
 from privsgp.transport.protocol import Transport, refuse_wild
-from privsgp.transport.rendezvous import PeerLost, World, blocks
+from privsgp.transport.rendezvous import PeerLost, Processes
+from privsgp.transport.world import blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -56,7 +57,7 @@ class TorchDistributed(Transport):
 
     local: ClassVar[bool] = False
 
-    def __init__(self, graph: Graph, like: Tensor, world: World, rounding: Rounding | None = None) -> None:
+    def __init__(self, graph: Graph, like: Tensor, world: Processes, rounding: Rounding | None = None) -> None:
         self.graph, self.world, self.like, self.rounding = graph, world, like[:0], rounding
         self.device, self.dtype, self.dim = like.device, like.dtype, like.shape[1]
         self.width = self.dim * like.element_size() if rounding is None else rounding.width  # bytes of a row
@@ -247,7 +248,7 @@ class TorchDistributed(Transport):
         )
 
 
-def _connect(world: World, device: torch.device) -> None:
+def _connect(world: Processes, device: torch.device) -> None:
     """Let messages travel by NCCL between GPUs, else by gloo. Neither encrypts nor asks who is there."""
     if not dist.is_initialized():
         world.connect(
