@@ -109,7 +109,7 @@ def test_a_missing_data_file_is_named_with_where_it_was_looked_for_and_where_to_
     arguments = ("train", runs.small(tmp_path), "--out", tmp_path / "x", "--set", "data.name=mnist")
     _refused(runs.command(*arguments), "train-images-idx3-ubyte", "--data-dir", "PRIVSGP_DATA")
     ran = runs.command(*arguments, "--data-dir", tmp_path / "here")
-    _refused(ran, "train-images-idx3-ubyte", str(tmp_path / "here" / "MNIST" / "raw"), "original idx files of MNIST")
+    _refused(ran, "train-images-idx3-ubyte", str(tmp_path / "here" / "MNIST" / "raw"), "idx files of MNIST")
     assert not (tmp_path / "x").exists()
 
 
