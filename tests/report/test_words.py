@@ -95,8 +95,8 @@ def test_replace_one_asks_another_question(made):
 def test_a_large_epsilon_is_called_what_it_is(made, secret):
     weak = read(made("weak", privacy__sigma=0.02))
     assert max(s.epsilon for s in weak.sites) > views.WEAK
-    assert "promises next to nothing" in " ".join(weak.privacy)
-    assert "promises next to nothing" not in " ".join(read(secret).privacy)
+    assert "is too large to protect a record" in " ".join(weak.privacy)
+    assert "is too large to protect a record" not in " ".join(read(secret).privacy)
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_a_run_says_whom_it_trusts_and_what_is_left_otherwise(tmp_path):
     shown = runs.command("ledger", tmp_path / "run").out
     assert "if 3 nodes are honest" in " ".join(shown.replace("│", " ").split())  # however it is wrapped
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "by the number of honest sites: 1: " in page
+    assert "if this number of sites is honest: 1: " in page
     assert "only if 3 of 4 sites are honest" in page
     assert "passed on the public keys" not in page  # no process but this one
 

@@ -73,8 +73,8 @@ def test_a_site_knows_its_own_epsilon_alone():
 def test_shared_noise_says_whom_it_trusts():
     curve = {"honest": 2, "curve": [[1, None], [2, 1.23451]]}
     said = _of(pairwise=curve, trust="honest sites").privacy
-    assert any(line.startswith("only if 2 of 2 sites are honest, the site itself included: ") for line in said)
-    assert "ε of the site that has spent most, by the number of honest sites: 1: no finite bound, 2: 1.235" in said
+    assert any(line.startswith("it holds only if 2 of 2 sites are honest, the site itself included. ") for line in said)
+    assert "ε of the site that has spent most, if this number of sites is honest: 1: no finite bound, 2: 1.235" in said
 
 
 def test_what_is_not_known_has_no_row():

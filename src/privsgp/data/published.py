@@ -107,7 +107,7 @@ def _digits(_data_dir: Path | None) -> tuple[Array, ...]:
 
 def _mnist(data_dir: Path | None) -> tuple[Array, ...]:
     files = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
-    source = "put the four idx files of MNIST (.gz or unpacked) into its MNIST/raw/; torchvision.datasets.MNIST gets them"
+    source = "put the four idx files of MNIST (.gz or not; torchvision.datasets.MNIST gets them) into its MNIST/raw/"
     x, y, x_test, y_test = map(read_idx, _files("mnist", data_dir, "MNIST/raw", files, source))
     return x[:, None], y, x_test[:, None], y_test
 

@@ -42,18 +42,18 @@ AGAINST = {
     "honest sites": "anyone who reads every message of a site, and works together with the sites that are not honest",
 }
 RELATIONS = {
-    "zero-out": "whether a record took part (or counts as if it were not there)",
+    "zero-out": "whether a record took part",
     "replace-one": "which of two versions of a record was used",
 }
 HONEST = (
-    "an honest site follows the protocol, and tells nobody the noise that it added or shares. It does not use its own "
-    "noise to read messages. Anyone who has its secrets (X25519, ChaCha20) can remove the noise that it shares"
+    "An honest site follows the protocol, reveals its noise and its pair secrets to nobody, and does not use its noise "
+    "to read messages. Anyone who has its secrets (X25519, ChaCha20) can remove the noise that it shares"
 )
 ALONE = "Several records of one person add up. The guarantee is for each record by itself."
 LIMITS = (  # what no ε covers, besides
-    "Metrics are on public test data. No ε covers them. How many records a site has is public.",
-    "Another run on these records, from this model or not, adds to what was spent, unless it continued the ledgers.",
-    "If people chose settings by looking at results on these records, that cost is not counted.",
+    "Metrics are on public test data. No ε covers them. The number of records at each site is public.",
+    "Every other run on these records adds to this ε, unless it continues these ledgers.",
+    "If people chose settings by looking at results on these records, this ε does not count that.",
 )
 WEAK = 10.0  # from this ε on a guess may be right 99.995 % of the time
 _CURVES = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss")
@@ -171,15 +171,14 @@ class RunView:
         )
         said = [
             f"{would}{spent} ({s['relation']}, certified)",
-            f"against {AGAINST.get(s['trust'], s['trust'])}, even if they know every {self.unit} but one",
-            f"asked {asked}, they are right at most {often}; a coin is right half of the time",
+            f"it holds against {AGAINST.get(s['trust'], s['trust'])}, even if they know every {self.unit} but one",
+            f"if they guess {asked}, they are right at most {often}; without messages, 50 %",
         ]
         if worst.epsilon > WEAK:
-            said += ["so large an ε promises next to nothing: treat what that site sent as you treat its records"]
+            said += ["this ε is too large to protect a record: treat what that site sent as you treat its records"]
         if max(delta):
-            rare = f"a probability of at most δ ({one_in(max(delta))})"
-            all_of_it = f"messages may reveal more than ε allows, up to the whole {self.unit}"
-            said += [f"for any one {self.unit}, with {rare}, {all_of_it}"]
+            rare = f"with a probability of at most δ ({one_in(max(delta))}) for each {self.unit}"
+            said += [f"{rare}, messages may reveal more than ε allows, up to the whole {self.unit}"]
         if s.get("epsilon_nominal") is not None:
             said += [f"nominal ε = {span_up(s['epsilon_nominal'])} by the published formula, which guarantees nothing"]
         if start is not None:
@@ -209,8 +208,8 @@ class RunView:
             return []
         curve = ", ".join(f"{int(h)}: {bound(epsilon)}" for h, epsilon in shared["curve"])
         return [
-            f"only if {shared['honest']} of {n} sites are honest, the site itself included: {HONEST}",
-            f"ε of the site that has spent most, by the number of honest sites: {curve}",
+            f"it holds only if {shared['honest']} of {n} sites are honest, the site itself included. {HONEST}",
+            f"ε of the site that has spent most, if this number of sites is honest: {curve}",
         ]
 
     @property
@@ -320,7 +319,7 @@ def metric_rows(found: Mapping[str, Any]) -> Rows:
 
 
 def site_lines(s: Mapping[str, Any]) -> list[str]:
-    """Describe a site's model, how far others' were from it at the end, and the weight that left with sites."""
+    """Describe a site's model, its distance from the others' last models, and the weight that left with sites."""
     own, n = s["site"], s["nodes"]
     apart = [f"{one['name']} {one['distance']:.2%}" for one in own["roster"] if one.get("distance") is not None]
     lines = [f"The others' last models differ from it by: {', '.join(apart)}."] if apart else []
