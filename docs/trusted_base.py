@@ -101,6 +101,7 @@ TRUSTED: dict[str, dict[str, str]] = {
     PAIRWISE: {
         "accounting/pairwise.py": "Computes each node's effective noise against the worst coalition of the others.",
         "randomness/pairwise.py": "Adds a pair's noise with opposite signs, and each node's own noise.",
+        "runs/shared_noise.py": "Refuses shared noise that is worth less to a node than it needs.",
         "randomness/snapshot.py": "Notices that a machine was put back to a snapshot of its memory.",
     },
     PERSONS: {

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import accountant, calibration
 from privsgp.accounting.mechanisms import PersonLevel, Saga, Shared
-from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, trust_curve
+from privsgp.accounting.pairwise import NoiseGraph, trust_curve
 from privsgp.accounting.sharing import solve
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.engine.spec import NodeBudgets
 from privsgp.errors import Refused
-from privsgp.outside import between, exactly, keys
+from privsgp.outside import between
+from privsgp.runs import shared_noise
 from privsgp.transport.rendezvous import Processes
 from privsgp.transport.world import World, blocks
 
@@ -22,14 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.accounting.pairwise import PairwiseCovariance
     from privsgp.runs.config import Config
 
 
 _ROOM = 1 + 2.0**-17  # for what the sampler of shared noise costs where other nodes add less than a node expects
-_ALIKE = 0.01  # by which shared noise that two sites computed may differ: a minimum is searched for
 _SAME = 1e-6  # between two correlations of equal sites
 _APART = 1e12  # by which σ of two nodes may differ: beyond, the weight of one in the average would vanish
-_LEAST = 1e-100  # a σ that another process may tell: weights are made of its square
 
 
 def settings(config: Config) -> Settings:
@@ -94,10 +94,10 @@ def with_scale(config: Config, samples: Sequence[int], started: Config | None = 
 
 def _left(config: Config, samples: Sequence[int], needed: Sequence[float]) -> float:
     """Return what sharing leaves of the noise in the average: 1 where it is not shared."""
-    if (graph := noise_graph(config, len(samples))) is None:
+    if not config.pairwise:
         return 1.0
     weights = node_weights(config.algorithm.weights, samples, needed, shared=True)
-    return solve(needed, config.honest, config.pair_ratio, graph, weights).left(needed)
+    return solve(needed, config.honest, config.pair_ratio, NoiseGraph(len(samples)), weights).left(needed)
 
 
 def difference_clip(config: Config) -> float | None:
@@ -144,7 +144,7 @@ def calibrate_nodes(
     bare = [
         algorithm.mechanism(made, sigma=sigmas[i], batch=batches[i], samples=samples[i], kappa=slack) for i in range(n)
     ]
-    graph, world = noise_graph(config, n), world or World()
+    graph, world = NoiseGraph(n) if config.pairwise else None, world or World()
     if graph is not None and config.seed is None and not world.alone:
         raise Refused(
             f"privacy.noise = {config.privacy.noise!r} in {world.size} processes",
@@ -168,7 +168,7 @@ def calibrate_nodes(
 
         here = blocks(n, world.size)[world.rank]
         own = world.all_or_none(lambda: [calibrated(i) for i in here])
-        all_sigmas = world.all_gather_nodes(own, between(_LEAST, 1 / _LEAST, float), n)
+        all_sigmas = world.all_gather_nodes(own, between(shared_noise.LEAST, 1 / shared_noise.LEAST, float), n)
         if isinstance(world, Processes):
             _refuse_apart(world, all_sigmas, own)
         if config.trust == "secure aggregation":
@@ -177,12 +177,12 @@ def calibrate_nodes(
 
     covariance, curve = None, None
     if graph is not None:
-        covariance = share_noise(config, graph, samples, [m.sigma for m in mechanisms], world, agreed)
+        covariance = shared_noise.share_noise(config, graph, samples, [m.sigma for m in mechanisms], world, agreed)
         least, worth = min(covariance.own_sigma), covariance.effective(config.honest)
         bases = [m.changed(coordinates=coordinates, sigma=sigma) for m, sigma in zip(bare, worth, strict=True)]
         shared = [Shared(m, config.honest, graph.partners, least) for m in bases]
         mechanisms = [by_person(config, m, samples) for m in shared]
-        _refuse_correlated(mechanisms, covariance)
+        shared_noise.refuse_correlated(mechanisms, covariance)
         curve = functools.partial(_curve, config, samples, covariance, shared, deltas)
 
     def epsilon(node: int, releases: int) -> float:
@@ -212,20 +212,6 @@ def by_person(config: Config, mechanism: Mechanism, samples: Sequence[int]) -> M
     return PersonLevel(mechanism, rows, p.sites_per_person, shown)
 
 
-def _refuse_correlated(mechanisms: Sequence[Mechanism], covariance: PairwiseCovariance) -> None:
-    """Refuse shared noise of which messages show more of each other than is counted for a person at several sites.
-
-    With own variances D and a pair's s², that is s²/(s² + D) for any number of honest sites.
-    """
-    shown = covariance.pair / (covariance.pair + min(covariance.own))
-    for person in (m.person for m in mechanisms if m.person is not None):
-        if person.correlation < 1 and (shown > person.correlation or len(set(covariance.own)) > 1):
-            raise Refused(
-                f"shared noise with a correlation of {shown:g}, and {person.correlation:g} was counted",
-                "nothing was sent; report this: sites that are alike must have noise that is alike",
-            )
-
-
 def _curve(
     config: Config, samples: Sequence[int], covariance: PairwiseCovariance, shared: Sequence[Shared],
     deltas: Sequence[float], node: int, releases: int,
@@ -245,67 +231,6 @@ def _refuse_apart(world: Processes, told: Sequence[float], own: Sequence[float])
         for i in block:
             if not min(own) / _APART <= told[i] <= max(own) * _APART:
                 world.refuse(rank, f"says σ = {told[i]:g} of its node {i}, where {own[0]:g} is needed here")
-
-
-def noise_graph(config: Config, nodes: int) -> NoiseGraph | None:
-    """Return which pairs of nodes share noise; None where none do. It is public."""
-    return NoiseGraph(nodes) if config.pairwise else None
-
-
-def share_noise(
-    config: Config, graph: NoiseGraph, samples: Sequence[int], needed: Sequence[float], world: World,
-    agreed: dict[str, Any] | None = None,
-) -> PairwiseCovariance:  # fmt: skip
-    """Return pairwise noise that is worth, before the worst coalition, the σ_i that each node needs.
-
-    Of several processes the first proposes it: machines may round differently, and all must have the same numbers. So
-    do sites, in what they sign: `agreed`.
-
-    Guarantee: whatever was proposed, it is worth to each node here what it needs, by this process's own count.
-    """
-    weights = node_weights(config.algorithm.weights, samples, needed, shared=True)
-    wanted = (needed, config.honest, config.pair_ratio, graph, weights)
-    if agreed is not None:
-        shared = _covariance(graph, agreed, weights)
-        _refuse_other_noise(shared, solve(*wanted))
-        _refuse_too_little(shared, config.honest, needed, range(len(needed)), "the agreement has")
-        return shared
-    found = world.all_or_none(lambda: solve(*wanted) if world.rank == 0 else None)
-    size = between(0, 1 / _LEAST, float)
-    kind = keys(own=exactly(len(needed), size), pair=size)
-    proposed: Any = None if found is None else {"own": list(found.own), "pair": found.pair}
-    said = world.all_gather_each(proposed, [kind, *[None] * (world.size - 1)])[0]
-    shared = _covariance(graph, said, weights)
-    here = blocks(len(needed), world.size)[world.rank]
-    world.all_or_none(lambda: _refuse_too_little(shared, config.honest, needed, here, "process 0 proposes"))
-    return shared
-
-
-def _covariance(graph: NoiseGraph, said: dict[str, Any], weights: Sequence[float] | None) -> PairwiseCovariance:
-    return PairwiseCovariance(graph, tuple(said["own"]), said["pair"], None if weights is None else tuple(weights))
-
-
-def _refuse_other_noise(agreed: PairwiseCovariance, found: PairwiseCovariance) -> None:
-    """Refuse noise that is not about what comes out here: more than is needed would spoil the model."""
-    for one, other in zip((*agreed.own, agreed.pair), (*found.own, found.pair), strict=True):
-        if not abs(one - other) <= _ALIKE * other:
-            raise Refused(
-                f"the agreement has shared noise of variance {one:g} where {other:g} comes out here",
-                "nothing was signed: ask the proposer how it came about",
-            )
-
-
-def _refuse_too_little(
-    shared: PairwiseCovariance, honest: int, needed: Sequence[float], here: range, whose: str
-) -> None:
-    """Refuse noise that is worth less to a node here than it needs."""
-    worth = shared.effective(honest)
-    for i in here:
-        if not worth[i] >= needed[i] * (1 - 2.0**-20):
-            raise Refused(
-                f"the noise that {whose} is worth σ = {worth[i]:g} to node {i}, which needs {needed[i]:g}",
-                "nothing was sent; ask its site which program runs there",
-            )
 
 
 def batch_sizes(config: Config, samples: Sequence[int]) -> list[float]:
