@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.graph import Graph
+    from privsgp.transport.rounding import Rounding
 
     Rows = Sequence[int] | NDArray[np.int64]
 
@@ -68,8 +69,8 @@ class Lockstep(Transport):
 
     local = True
 
-    def __init__(self, graph: Graph, like: Tensor) -> None:
-        self.graph, self.pairs = graph, graph.links()
+    def __init__(self, graph: Graph, like: Tensor, rounding: Rounding | None = None) -> None:
+        self.graph, self.pairs, self.rounding = graph, graph.links(), rounding
         width = like.shape[1] + 1
         self.message_bytes = 8 * width
         self.sums = torch.zeros(len(self.pairs), width, dtype=torch.float64)
@@ -84,8 +85,26 @@ class Lockstep(Transport):
         away = edges.source != edges.target
         source, target, share = edges.source[away], edges.target[away], edges.share[away]
         link = [self.pairs.index(pair) for pair in zip(source.tolist(), target.tolist(), strict=True)]
-        self.sums[link] += rows[source] * torch.tensor(share)[:, None]
-        mixed = rows * torch.tensor(1 - np.bincount(source, share, self.graph.nodes))[:, None]
+        if self.rounding is None:
+            self.sums[link] += rows[source] * torch.tensor(share)[:, None]
+            mixed = rows * torch.tensor(1 - np.bincount(source, share, self.graph.nodes))[:, None]
+        elif link:
+            before = self.sums.clone()
+            ends = list(zip(source.tolist(), target.tolist(), strict=True))
+            carrying = self.rounding.carrying(ends, share.tolist())
+            codes, weights = self.rounding.codes(k, carrying, x, w)
+            shares = self.rounding.shares(carrying, codes, weights)
+            self.sums[link] += torch.cat([shares.double(), weights[:, None]], 1)
+            mixed = kept(x, rows, source, [self.sums[one] - before[one] for one in link])
         mixed.index_add_(0, torch.tensor(target), self.sums[link] - self.arrived[link])
         self.arrived[link] = self.sums[link]
         return mixed[:, :-1].to(x.dtype, copy=True), mixed[:, -1].clone()
+
+
+def kept(x: Tensor, rows: Tensor, source: Rows, given: Sequence[Tensor]) -> Tensor:
+    """Return what nodes keep of their rows, x as exact as it is and w, of which they have given rounded shares."""
+    mixed = rows.clone()
+    for one in sorted(range(len(given)), key=lambda at: source[at]):
+        mixed[source[one]] -= given[one]
+    mixed[:, :-1] = mixed[:, :-1].to(x.dtype).double()
+    return mixed

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-from links import Incoming, Lockstep, Outgoing
+from links import Incoming, Lockstep, Outgoing, kept
 from privsgp import data
 from privsgp.engine.folder import Folder
 from privsgp.engine.trainer import Trainer
@@ -34,7 +34,7 @@ def lockstep(c):
 
     class Simulated(Trainer):
         def _connect(self):
-            return Lockstep(self.spec.graph, self.state.x)
+            return Lockstep(self.spec.graph, self.state.x, self.spec.rounding(self.state.x))
 
     folder = Folder(c.folder / "simulated")
     with folder.locked():
@@ -49,14 +49,14 @@ class Replayed(Transport):
 
     local = False
 
-    def __init__(self, c, node, sky):
+    def __init__(self, c, node, sky, rounding):
         self.graph, self.node, self.sky = c.agreement.graph, node, sky
         self.targets = sorted(i for j, i in c.agreement.links if j == node)
         self.sources = sorted(j for j, i in c.agreement.links if i == node)
         width = c.agreement.weights + 1
         self.message_bytes = 8 * width
         self.outgoing, self.incoming = Outgoing(len(self.targets), width), Incoming(len(self.sources), width)
-        self.log, self.sent = c.steps(node), {}
+        self.log, self.sent, self.rounding = c.steps(node), {}, rounding
 
     def messages(self, k):
         return len(self.log[k]["sent"])
@@ -64,20 +64,32 @@ class Replayed(Transport):
     def mix(self, k, x, w):
         rows, edges = torch.cat([x.double(), w[:, None]], 1), self.graph.edges(k)
         share = {int(i): s for j, i, s in zip(edges.source, edges.target, edges.share, strict=True) if j == self.node}
-        given = 0.0
+        given, grown = 0.0, []
         for target in self.log[k]["sent"]:
             link = self.targets.index(target)
-            self.outgoing.send(k, [link], rows * share[target])
+            before = self.outgoing.sums[0, link].clone()
+            share_of = rows * share[target] if self.rounding is None else self.rounded(k, x, w, target, share[target])
+            self.outgoing.send(k, [link], share_of)
             given += share[target]
-            self.sent.setdefault(target, {})[k] = rows * share[target]
+            self.sent.setdefault(target, {})[k] = share_of
             self.sky.put((self.node, target, k), self.outgoing.message(k, [link]).clone())
-        mixed = rows * (1 - given)
+            grown.append(self.outgoing.sums[0, link] - before)
+        mixed = rows * (1 - given) if self.rounding is None else kept(x, rows, [0] * len(grown), grown)
         for source, step in self.log[k]["taken"]:
             news = self.sky.get((source, self.node, step))
             mixed += self.incoming.receive(step, [self.sources.index(source)], news)
         for target, taken in self.log[k].get("returned", []):  # to who left; what it had not taken comes back
             mixed += sum(brought for step, brought in self.sent[target].items() if step > taken)
         return mixed[:, :-1].to(x.dtype), mixed[:, -1].clone().reshape(-1)[:1].contiguous()
+
+    def rounded(self, k, x, w, target, share):
+        """Return what a link carries at a step in few bits; it began anew where the log says so."""
+        link = self.node, target
+        if target in self.log[k].get("anew", []):
+            self.rounding.begin(link, self.outgoing.sums[0, self.targets.index(target)])
+        carrying = self.rounding.carrying([link], [share])
+        codes, weights = self.rounding.codes(k, carrying, x, w)
+        return torch.cat([self.rounding.shares(carrying, codes, weights).double(), weights[:, None]], 1)
 
 
 class Sky:
@@ -108,7 +120,7 @@ def replayed(c):
 
         class Player(Trainer):
             def _connect(self):
-                return Replayed(c, node, sky)
+                return Replayed(c, node, sky, self.spec.rounding(self.state.x))
 
         folder = Folder(c.folder / f"replayed-{node}")
         with folder.locked():

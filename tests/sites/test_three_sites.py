@@ -17,9 +17,9 @@ from privsgp.sites.study import Limits
 from runs import command, unwrapped
 
 
-@pytest.mark.parametrize("algorithm", ["privsgp", "privsgp-vr"])
-def test_undisturbed_a_run_of_sites_is_the_simulated_one_to_the_last_bit(consortium, algorithm):
-    c = consortium(seed=3, closed=(2,), algorithm={"name": algorithm})
+@pytest.mark.parametrize(("algorithm", "local", "bits"), [("privsgp", 1, 32), ("privsgp-vr", 4, 4)])
+def test_undisturbed_a_run_of_sites_is_the_simulated_one_to_the_last_bit(consortium, algorithm, local, bits):
+    c = consortium(seed=3, closed=(2,), algorithm={"name": algorithm, "local_steps": local}, transport={"bits": bits})
     c.start()
     summaries = c.end()
     z, w = lockstep(c)
@@ -29,20 +29,23 @@ def test_undisturbed_a_run_of_sites_is_the_simulated_one_to_the_last_bit(consort
         assert summary["site"]["w"] == w[i]
         assert summary["site"]["weight_of_all"] == pytest.approx(3)
         assert [one["distance"] is None for one in summary["site"]["roster"]] == [j == i for j in range(3)]
-        assert max(one["distance"] or 0 for one in summary["site"]["roster"]) < 1e-6
+        assert max(one["distance"] or 0 for one in summary["site"]["roster"]) < (1e-6 if bits == 32 else 0.2)
         assert not c.audited(i)
-        count, size = summary["site"]["messages"]["posted"], c.agreement.message_bytes
+        count, size = summary["site"]["messages"]["posted"], c.agreement.increment_bytes or c.agreement.message_bytes
         # nothing was lost; the last may be on their way
         assert (count - 2) * size < summary["bytes_sent"] < 1.3 * count * (size + 300)
         assert {path.stat().st_mode & 0o777 for path in (c.out(i) / "private").iterdir()} == {0o600}
 
 
-@pytest.mark.parametrize("algorithm", ["privsgp", "privsgp-sag"])
-def test_killed_and_restarted_nobody_is_charged_twice_and_a_replay_gives_the_same_bytes(consortium, algorithm):
+@pytest.mark.parametrize(("algorithm", "local", "bits"), [("privsgp", 1, 32), ("privsgp-sag", 4, 4)])
+def test_killed_and_restarted_nobody_is_charged_twice_and_a_replay_gives_the_same_bytes(
+    consortium, algorithm, local, bits
+):
     c = consortium(
         seed=11,
         limits=Limits(deadline=1.0, staleness=6),
-        algorithm={"name": algorithm, "steps": 40, "final_mixing": 12},
+        algorithm={"name": algorithm, "steps": 40, "final_mixing": 12, "local_steps": local},
+        transport={"bits": bits},
     )
     c.start(loss=0.2, twice=0.07)
     c.until_step(1, 8)

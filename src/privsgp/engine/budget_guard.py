@@ -130,6 +130,8 @@ class BudgetGuard:
                 )
             digest = _digest(x[place]) if self._hashes else ""
             if ledger.holds(k):
+                for step in range(ledger.next, k):  # local steps of the message: only what is made of them leaves
+                    ledger.sent(step, "")
                 ledger.sent(k, digest)
             elif digest and noted == k and ledger.segment.digest not in ("", short(digest)):
                 self._unsure = True
@@ -146,11 +148,18 @@ class BudgetGuard:
 
     def record(self, number: int, x: Tensor, node: int | None = None) -> None:
         """Note messages [m, d] before they leave: those of step `number`, or of one node's release of that number."""
+        self.note(number, self.digests(x), node)
+
+    def digests(self, x: Tensor) -> list[str]:
+        """Return what ledgers keep of messages [m, d]: hashes, where they can be compared with anything."""
+        return in_threads(_digest, list(x)) if self._hashes else [""] * len(x)
+
+    def note(self, number: int, digests: Sequence[str], node: int | None = None) -> None:
+        """Note messages by their hashes."""
         if not self.ledgers:
             return
         first = 0 if node is None else node - self.spec.here.start
-        digests = in_threads(_digest, list(x)) if self._hashes else [""] * len(x)
-        for ledger, digest in zip(self.ledgers[first : first + len(x)], digests, strict=True):
+        for ledger, digest in zip(self.ledgers[first : first + len(digests)], digests, strict=True):
             repeated = self.spec.simulation and not self._commits and number < ledger.next
             if not repeated:  # else a killed process has sent the same message
                 ledger.sent(number, digest)

@@ -30,6 +30,7 @@ from privsgp.runs.build import build_run
 from privsgp.runs.problem import assembled, first_model, weights_digest
 from privsgp.runs.resolve import make_graph, resolve
 from privsgp.sites.canonical import digest
+from privsgp.sites.protocol.increments import increment_bytes
 from privsgp.sites.study import FORMAT, VERSION, Study, text_of
 
 if TYPE_CHECKING:
@@ -146,6 +147,16 @@ class Agreement(Study):
         if shared is not None:
             sigma = math.sqrt(max(shared.own) + (len(self.roster) - 1) * shared.pair)
         return float(c.algorithm.local_steps * c.step_size * (c.privacy.clip + sigma * math.sqrt(self.weights)))
+
+    @property
+    def increment_bytes(self) -> int:
+        """The length of an increment of few bits in a message; 0 where messages are exact."""
+        return increment_bytes(self.config.transport.bits, self.weights)
+
+    @property
+    def most_increments(self) -> int:
+        """The increments that a message may have: they are not longer than the exact sums."""
+        return self.message_bytes // self.increment_bytes if self.increment_bytes else 0
 
     @property
     def is_sum(self) -> bool:

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from privsgp.engine.trainer import Outcome, Watcher
     from privsgp.runs.config import Config
     from privsgp.sites.sums import Also
+    from privsgp.transport.rounding import Rounding
 
 _TICK = 0.1
 _NOBODY = -1  # the node of a relay that is no member
@@ -101,14 +102,17 @@ class Network:
         return wait_for(self.members.changed, done, seconds)
 
 
-def wire(site: Site, agreement: Agreement, folder: Folder) -> Network:
-    """Make the parts of a site in a run, each from those before it; no connection is opened yet."""
+def wire(site: Site, agreement: Agreement, folder: Folder, rounding: Rounding | None = None) -> Network:
+    """Make the parts of a site in a run, each from those before it; no connection is opened yet.
+
+    `rounding` is for messages of few bits. Without it no new ones can be made, and none that arrive can be read.
+    """
     node, kept, private = agreement.node(site), depth(agreement), folder.path / "private"
     changed, stopping = threading.Condition(), Stopping()  # one condition: whatever happens wakes all that wait
     audit = Audit(folder.path / "audit.jsonl")
     store = Store(agreement, node, private / "state.sqlite")
-    inbox = Inbox(agreement, node, kept, store, changed, is_open=False)
-    outbox = Outbox(kept, changed)
+    inbox = Inbox(agreement, node, kept, store, changed, is_open=False, rounding=rounding)
+    outbox = Outbox(kept, changed, agreement.most_increments)
     members = Gossip(
         agreement, node, store.begin(), agreement.sign(site), inbox,
         sign=lambda text: site.sign(b"progress", text).hex(),
@@ -123,7 +127,7 @@ def wire(site: Site, agreement: Agreement, folder: Folder) -> Network:
     members.take_up(*signed.known(folder.path))
     leaving = _leaving(folder)
     transport = SitesTransport(
-        site, members, outbox, private / "taken.jsonl", lambda: stopping.asked or leaving.exists()
+        site, members, outbox, private / "taken.jsonl", lambda: stopping.asked or leaving.exists(), rounding
     )
     relays = agreement.relay is not None and agreement.relay.identity == site.card.identity
     server = Server(site, members, outbox, audit, relay=Relay(changed) if relays else None)
@@ -163,7 +167,8 @@ def join(
         resumed = _has_spent(folder, node)
         _prepare(folder, agreement)
         _enter(site, agreement, folder, spec, (str(file), records, also), resumed=resumed, moved=moved, say=say)
-        network = wire(site, agreement, folder)
+        start = Layout.of(spec.learning.model).flatten(spec.learning.model)
+        network = wire(site, agreement, folder, spec.rounding(start[None].cpu()))
         trainer = SiteTrainer(spec, folder, network.transport, network.stopping, watch, network.pairs)
         _take_up_links(folder, network.transport)
 

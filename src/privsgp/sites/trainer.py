@@ -51,6 +51,7 @@ class SiteDriver(RunDriver):
         super().__init__(transport, guard, sent)
         self.transport, self.commit = transport, commit
         self._released: Tensor | None = None
+        self._counted: list[tuple[int, list[str]]] = []  # steps since the last message, and hashes of their releases
 
     @property
     def bytes_sent(self) -> int:
@@ -58,22 +59,28 @@ class SiteDriver(RunDriver):
         return self._sent + self.transport.outbox.bytes_to.total()
 
     def __call__(self, k: int, event: Event) -> Any:  # noqa: ANN401
-        """Send what step k has released, and nothing else: a site commits one message a step."""
+        """Send what step k has released, and nothing else: a site commits all steps of a message with it."""
         released, self._released = self._released, None
         match event:
             case Release(message, None):
-                self._released = message  # it is recorded as soon as it is committed
+                self._released = message
+                self._counted.append((k, self.guard.digests(message)))  # recorded as soon as they are committed
                 return None
             case Exchange(x, w) if x is released:
                 return self.send(k, x, w, paid=True)
         raise TypeError(f"step {k} asks a site for {type(event).__name__}: it may send what it has released, once")
 
     def send(self, k: int, x: Tensor, w: Tensor, *, paid: bool) -> tuple[Tensor, Tensor]:
-        """Commit, record, post, wait. Only what carries the noise of a step is `paid`: later rounds mix alone."""
+        """Commit, record, post, wait. Only what carries the noise of steps is `paid`: later rounds mix alone.
+
+        Guarantee: each local step of a message has a line of its own in the ledger before the message leaves.
+        """
         messages = self.transport.prepare(k, x, w)
         self.commit(k, x, w)
         if paid:
-            self.guard.record(k, x)
+            for number, digests in self._counted:
+                self.guard.note(number, digests)
+            self._counted.clear()
             self.guard.heads()  # before it is sent: a folder put back by one step is older than what is known
         self.transport.post(messages)
         return self.transport.arrive(k, x, w)
@@ -123,7 +130,8 @@ class SiteTrainer(Trainer):
         self.algorithm.restored(self.state.z)
         self.driver, self._spent = self._driver(progress.bytes_sent), progress.seconds
         self._pending = progress.step
-        self.budget_guard.resume(min(progress.step, self.spec.steps), commits=True)
+        first = progress.step - progress.step % self.spec.settings.local_steps  # of the message that was committed
+        self.budget_guard.resume(min(first, self.spec.steps), commits=True)
         self._round = progress.step + 1
         if self._pairs is not None:
             self._pairs.used(progress.step)

@@ -16,6 +16,7 @@ import torch
 
 from privsgp.errors import Interrupted, Refused
 from privsgp.sites.protocol.frames import Frame, Header, body_of
+from privsgp.sites.protocol.increments import rounded
 from privsgp.sites.protocol.mailbox import wait_for
 from privsgp.sites.protocol.outliers import Arrival, Outliers
 from privsgp.transport.link import gathered, grown
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
     from privsgp.sites.identity import Site
     from privsgp.sites.protocol.frames import Rejected
     from privsgp.sites.protocol.gossip import Gossip
+    from privsgp.sites.protocol.increments import Increment
     from privsgp.sites.protocol.mailbox import Outbox
     from privsgp.transport.link import Sums
+    from privsgp.transport.rounding import Rounding
 
 _LOG = logging.getLogger(__name__)
 _TICK = 0.25  # seconds between two looks at who is there
@@ -49,8 +52,9 @@ class SitesTransport(Transport):
     local: ClassVar[bool] = False
 
     def __init__(
-        self, site: Site, members: Gossip, outbox: Outbox, log: Path, stop: Callable[[], bool] = lambda: False
-    ) -> None:
+        self, site: Site, members: Gossip, outbox: Outbox, log: Path, stop: Callable[[], bool] = lambda: False,
+        rounding: Rounding | None = None,
+    ) -> None:  # fmt: skip
         self.site, self.members, self.outbox, self.log = site, members, outbox, log
         self.agreement, self.node, self.inbox = members.agreement, members.node, members.inbox
         self.graph, self.message_bytes = self.agreement.graph, self.agreement.message_bytes
@@ -63,6 +67,11 @@ class SitesTransport(Transport):
         self.newest = torch.full((len(self.sources),), -1)  # the step of the message that was taken last
         self.last = torch.full((len(self.targets),), -1)  # the step of each link's newest message
         self.kept = torch.ones(1, dtype=torch.float64)  # the share that the node kept of itself at the last step
+        self.rounding = rounding
+        # What it kept of x and w, where it is no share of them, and the last step at which each link began anew.
+        self.held = () if rounding is None else (rounding.start.cpu().clone(), torch.ones(1, dtype=torch.float64))
+        self.anew = torch.full((len(self.targets),), -1)
+        self._increments: dict[int, Increment] = {}  # by link: to the sums of this step, until they are committed
         self.counts = torch.zeros(3, dtype=torch.int64)  # messages posted, taken, missed at the deadline
         self.stop, self.changed = stop, members.changed
         self.device = torch.device("cpu")
@@ -75,11 +84,33 @@ class SitesTransport(Transport):
         """Split what the node holds among its links, and make the messages of step k; none of them leaves yet."""
         links, shares = self._shares(k)  # asked once: sites may come and go at any moment
         self.refuse_copy()
-        self.last[links] = k
         self.kept.fill_(1 - _sum(shares))
-        for link, share in zip(links.tolist(), shares.tolist(), strict=True):
-            self.sums[link] = grown(self.sums[link], x[0].cpu().numpy(), float(w[0]), share)
+        if self.rounding is None:
+            for link, share in zip(links.tolist(), shares.tolist(), strict=True):
+                self.sums[link] = grown(self.sums[link], x[0].cpu().numpy(), float(w[0]), share)
+        else:
+            self._round(self.rounding, k, (x.cpu(), w), dict(zip(links.tolist(), shares.tolist(), strict=True)))
+        self.last[links] = k
         return [self._signed(link) for link in links.tolist()]
+
+    def _round(self, rounding: Rounding, k: int, own: tuple[Tensor, Tensor], shares: dict[int, float]) -> None:
+        """Grow the sums of links by rounded shares; the node keeps what they do not grow by.
+
+        A relay cannot say what a site that fetches from it has: over it messages are exact.
+        """
+        (x, w), held = own, np.append(own[0][0].double().numpy(), float(own[1][0]))
+        for link, share in shares.items():
+            ends, before = (self.node, self.targets[link]), self.sums[link]
+            if self.agreement.is_relayed(ends):
+                self.sums[link] = grown(before, x[0].numpy(), float(w[0]), share)
+            else:
+                if anew := self.outbox.begins_anew(ends[1]):
+                    self.anew[link] = k
+                rows, steps = (x, w, share), (int(self.last[link]), k)
+                self.sums[link], self._increments[link] = rounded(rounding, ends, rows, before, steps, anew=anew)
+            held -= self.sums[link] - before
+        for kept, value in zip(self.held, (held[:-1], held[-1:]), strict=True):
+            kept.copy_(torch.from_numpy(value))
 
     def post(self, messages: list[Frame]) -> None:
         """Let the messages of a step be sent.
@@ -139,6 +170,7 @@ class SitesTransport(Transport):
     def arrays(self) -> dict[str, Tensor]:
         """Return what a commit must hold besides x and w."""
         own = {"last": self.last, "kept": self.kept, "counts": self.counts, "newest": self.newest}
+        own |= {"held.x": self.held[0], "held.w": self.held[1], "anew": self.anew} if self.held else {}
         for way, nodes, sums in (("sums", self.targets, self.sums), ("arrived", self.sources, self.arrived)):
             own |= {f"{way}.{node}": torch.from_numpy(one) for node, one in zip(nodes, sums, strict=True)}
         return own
@@ -171,8 +203,9 @@ class SitesTransport(Transport):
         wanted = [frame for frame in messages if frame.header.target not in gone]
         self.members.store.sign(frame.header for frame in wanted)
         for frame in wanted:
-            self.outbox.post(frame)
+            self.outbox.post(frame, self._increments.pop(self.targets.index(frame.header.target), None))
             self.counts[0] += 1
+        self._increments.clear()
 
     def _post_again(self) -> None:
         """Let the newest message of every link be sent again."""
@@ -230,9 +263,10 @@ class SitesTransport(Transport):
     ) -> tuple[NDArray[np.floating], float, list[Arrival]]:
         """Return x and w of the node after adding messages, and these messages as they are judged."""
         own, links = float(w[0]), [self.sources.index(frame.header.source) for frame in taken]
+        kept = (x[0].cpu(), own, float(self.kept)) if not self.held else (self.held[0], float(self.held[1]), 1.0)
         sums = [(frame.sums(), self.arrived[link]) for frame, link in zip(taken, links, strict=True)]
         back = [sums for _, _, sums in returned]
-        mixed, total, found = gathered(x[0].cpu().numpy(), own, float(self.kept), [*sums, *back])
+        mixed, total, found = gathered(kept[0].numpy(), *kept[1:], [*sums, *back])
         after = self.newest[links].tolist()
         return mixed, total, [self.outliers.arrival(*one, own) for one in zip(taken, after, found, strict=False)]
 
@@ -258,6 +292,8 @@ class SitesTransport(Transport):
         """Write down which messages were taken when: with it a simulation can make the same run again."""
         line: dict[str, Any] = {"step": k, "sent": sent}
         line["taken"] = [(frame.header.source, frame.header.step) for frame in taken]
+        if anew := [self.targets[link] for link in (self.anew == k).nonzero()[:, 0].tolist()]:
+            line["anew"] = anew
         self.log.touch(0o600)
         with self.log.open("a") as file:
             file.write(json.dumps(line | ({"returned": returned} if returned else {})) + "\n")

@@ -38,7 +38,7 @@ class Carrying(NamedTuple):
     row: Tensor  # of what the link carried last
     number: list[int]  # names the link in public randomness
     source: Tensor  # the row of its sender's x
-    share: Tensor  # [links, 1], in the dtype of x
+    share: Tensor  # [links, 1], float64
 
 
 class Rounding:
@@ -50,7 +50,7 @@ class Rounding:
         what = f"transport.bits = {bits} remembers a model for each of {len(links)} links, which needs"
         refuse_vast(len(links) * x[0].nbytes, what, "take a graph with fewer links, or transport.bits = 32")
         self.rows = {link: row for row, link in enumerate(links)}
-        self.carried = x[:1].repeat(len(links), 1)
+        self.start, self.carried = x[0].clone(), x[:1].repeat(len(links), 1)
         self.width = width(bits, x.shape[1])
 
     def carrying(self, links: Iterable[tuple[int, int]], shares: Iterable[float]) -> Carrying:
@@ -58,12 +58,12 @@ class Rounding:
         links, like = list(links), self.carried
         row = torch.tensor([self.rows[link] for link in links], dtype=torch.int64, device=like.device)
         source = torch.tensor([j - self.here.start for j, _ in links], dtype=torch.int64, device=like.device)
-        share = torch.tensor(list(shares), dtype=like.dtype, device=like.device)[:, None]
+        share = torch.tensor(list(shares), dtype=torch.float64, device=like.device)[:, None]
         return Carrying(row, [j * self.nodes + i for j, i in links], source, share)
 
     def codes(self, k: int, links: Carrying, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Return what links carry at step k: codes [links, width] and weights p w [links]."""
-        weights = w[links.source] * links.share[:, 0].double()
+        weights = w[links.source] * links.share[:, 0]
         codes = torch.empty(len(weights), self.width, dtype=torch.uint8, device=x.device)
         self._each(partial(self._encode, k, links, x, weights, codes), len(weights))
         return codes, weights
@@ -74,6 +74,11 @@ class Rounding:
         self._each(partial(self._decode, links, codes, weights, shares), len(weights))
         return shares
 
+    def begin(self, link: tuple[int, int], sums: Tensor) -> None:
+        """Remember, at an end of a link, the mean of all that it has carried, by its sums [d + 1]; at first x⁰."""
+        mean = self.start if float(sums[-1]) == 0 else (sums[:-1] / sums[-1]).to(self.start.dtype)
+        self.carried[self.rows[link]] = mean
+
     def _each(self, work: partial[None], links: int) -> None:
         """Do some work for each link, a few at a time: of a small model as many as a core's cache holds."""
         tall = device_of(self.carried).rows_at_once(self.carried, _PART)
@@ -82,8 +87,9 @@ class Rounding:
     def _encode(self, k: int, links: Carrying, x: Tensor, weights: Tensor, codes: Tensor, rows: slice) -> None:
         bits = [np.random.Philox(key=self.key, counter=[0, 0, number, k]) for number in links.number[rows]]
         source, row, w = links.source[rows], links.row[rows], weights[rows, None].to(x.dtype)
+        share = links.share[rows].to(x.dtype)
         for part in parts(x.shape[1]):
-            news = x[:, part][source].mul_(links.share[rows]).sub_(self.carried[:, part][row].mul_(w))
+            news = x[:, part][source].mul_(share).sub_(self.carried[:, part][row].mul_(w))
             encode(news, uniform(bits, news), codes[rows], self.bits, part, x.shape[1])
 
     def _decode(self, links: Carrying, codes: Tensor, weights: Tensor, shares: Tensor, rows: slice) -> None:

@@ -221,10 +221,16 @@ class Client:
     def _push(self, peer: int, channel: grpc.Channel, frame: Frame) -> None:
         """Bring a peer a message."""
         push, asked = channel.stream_unary(f"/{SERVICE}/Push"), self.members.others[peer].incarnation
-        pieces = counted(self.outbox.bytes_to, peer, frame.pieces())
+        have, continues = self.members.have_of(peer), self.members.others[peer].continues
+        pieces = self.outbox.pieces(frame, have, continues=continues)
+        pieces = counted(self.outbox.bytes_to, peer, pieces)
         said = read_said(Yours, push(pieces, timeout=self.agreement.limits.transfer))
         self.members.look(said)
-        self.members.took(peer, max(said.newest, frame.header.step), said.newest, asked)
+        # Increments that could not be read there are sent again, as exact sums.
+        least = -1 if self.agreement.increment_bytes else frame.header.step
+        self.members.took(peer, max(said.newest, least), said.newest, asked, continues=said.continues)
+        if max(said.newest, least) < frame.header.step:
+            self.ended.wait(_FIRST)
 
     def _is_ready(self, sources: list[int]) -> bool:
         """Tell whether messages may be fetched: a source that is dialled has been shown what this site has of it."""
@@ -238,6 +244,7 @@ class Client:
             return
         have = {j: max(self.inbox.newest(j), self._unusable.get(j, -1)) for j in sources}
         asked = {"run": self.agreement.run, "after": {j: step for j, step in have.items() if step >= 0}}
+        asked["continues"] = [j for j in sources if self.inbox.proof(j)["continues"]]
         pull = channel.unary_stream(f"/{SERVICE}/Pull")
         parts = iter(pull(canonical(asked), timeout=PULL + self.agreement.limits.transfer))
         first = next(parts, None)

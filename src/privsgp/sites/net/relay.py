@@ -57,7 +57,7 @@ class Seal:
         except (InvalidTag, ValueError):
             raise Rejected("seal", "a sealed message that its sender did not seal, or that was changed") from None
         head = max(0, len(text) - self.agreement.message_bytes)  # what is before the body, whose length was agreed on
-        header, signature = frames.opened(text[:head])
+        header, signature, _ = frames.opened(text[:head])
         frames.refuse_head(self.agreement, source, self.node, header, signature)
         return Frame(header, signature, memoryview(text)[head:])
 

@@ -61,6 +61,7 @@ class _Wanted(Options):
 
     run: Hash
     after: dict[Node, Whole]
+    continues: list[Node]  # sources whose increments to that step's sums it can read
 
 
 class _Drop(Options):
@@ -179,21 +180,23 @@ class Server:
     def _pull(self, parts: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Hand a member the next message for it, once there is one: first whose it is, and of which step."""
         with self._call("pull", context, self.agreement.limits.transfer + PULL) as call, self._border(call):
-            peer, after = call.peer, self._asked(_Wanted, next(parts, b"")).after
+            peer, asked = call.peer, self._asked(_Wanted, next(parts, b""))
             self.members.heard(peer)
-            wait_for(self.changed, lambda: self._over(call) or self._next(peer, after) is not None, PULL)
-            source, step, pieces = self._next(peer, after) or (None, -1, None)
+            wait_for(self.changed, lambda: self._over(call) or self._next(peer, asked) is not None, PULL)
+            source, step, pieces = self._next(peer, asked) or (None, -1, None)
             if pieces is not None and (
                 source != self.node or self.members.is_fresh()
             ):  # else a copy may have continued
                 yield canonical({"source": source, "step": step})
                 yield from pieces
 
-    def _next(self, target: int, after: dict[int, int]) -> tuple[int, int, Iterator[bytes]] | None:
+    def _next(self, target: int, asked: _Wanted) -> tuple[int, int, Iterator[bytes]] | None:
         """Return the source, the step and the pieces of a message: this site's own, else one that it relays."""
-        if (frame := self.outbox.next(target, after.get(self.node, -1))) is not None:
-            return self.node, frame.header.step, counted(self.outbox.bytes_to, target, frame.pieces())
-        if self.relay is None or (kept := self.relay.next(target, after)) is None:
+        newest = asked.after.get(self.node, -1)
+        if (frame := self.outbox.next(target, newest)) is not None:
+            pieces = self.outbox.pieces(frame, newest, continues=self.node in asked.continues)
+            return self.node, frame.header.step, counted(self.outbox.bytes_to, target, pieces)
+        if self.relay is None or (kept := self.relay.next(target, asked.after)) is None:
             return None
         return kept[0], kept[1], frames.in_pieces(kept[2])
 

@@ -23,17 +23,18 @@ from privsgp.sites.canonical import canonical
 from privsgp.transport.link import parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.identity import Site
+    from privsgp.sites.protocol.increments import Increment
 
 PIECE = 1 << 20  # bytes of a body that travel as one message of gRPC
 SIGNATURE = 64
 _ANYTHING: dict[str, Any] = {"over": "ignore", "invalid": "ignore"}  # may come: it is refused, and warns of nothing
-_HEAD = struct.Struct("<H")
+_HEAD = struct.Struct("<H")  # of a header's length, and of a count of increments
 _MOST_HEADER = 1024
 
 
@@ -92,11 +93,14 @@ class Frame:
         """Sign a message."""
         return cls(header, site.sign(b"message", header.text()), body)
 
-    def pieces(self) -> Iterator[bytes]:
-        """Yield what a stream carries: the header with its signature, then the body, a piece at a time."""
-        text = self.header.text()
-        yield _HEAD.pack(len(text)) + text + self.signature
-        yield from in_pieces(self.body)
+    def pieces(self, increments: Sequence[Increment] = ()) -> Iterator[bytes]:
+        """Yield what a stream carries: the header with its signature, then the body, a piece at a time.
+
+        Increments that lead to the body stand for it, and their number is in the first piece.
+        """
+        text, count = self.header.text(), _HEAD.pack(len(increments)) if increments else b""
+        yield _HEAD.pack(len(text)) + text + self.signature + count
+        yield from in_pieces(b"".join(one.text() for one in increments) if increments else self.body)
 
     def sums(self) -> NDArray[np.float64]:
         """Return the running sums that the body is."""
@@ -116,16 +120,22 @@ def in_pieces(body: bytes | memoryview) -> Iterator[bytes]:
 
 def body_of(sums: NDArray[np.float64]) -> tuple[memoryview, str]:
     """Return sums, which nobody changes any more, as a body, and its SHA-256."""
-    body = np.ascontiguousarray(sums, np.dtype("<f8")).data.cast("B")
+    body = bytes_of(sums)
     return body, hashlib.sha256(body).hexdigest()
 
 
-def opened(piece: bytes) -> tuple[Header, bytes]:
-    """Read the first piece of a stream: the header and its signature."""
+def bytes_of(sums: NDArray[np.float64]) -> memoryview:
+    """Return sums as they travel."""
+    return np.ascontiguousarray(sums, np.dtype("<f8")).data.cast("B")
+
+
+def opened(piece: bytes) -> tuple[Header, bytes, int]:
+    """Read the first piece of a stream: the header, its signature, and the number of increments; 0: exact sums."""
     end = _HEAD.size + (_HEAD.unpack(piece[: _HEAD.size])[0] if len(piece) >= _HEAD.size else 0)
-    if len(piece) < _HEAD.size + SIGNATURE or len(piece) != end + SIGNATURE:
+    count = piece[end + SIGNATURE :]
+    if len(piece) < _HEAD.size + SIGNATURE or len(piece) != end + SIGNATURE + len(count) or len(count) not in (0, 2):
         raise Rejected("form", f"a first piece of {len(piece)} bytes")
-    return Header.read(piece[_HEAD.size : end]), piece[end:]
+    return Header.read(piece[_HEAD.size : end]), piece[end : end + SIGNATURE], _HEAD.unpack(count)[0] if count else 0
 
 
 def refuse_head(agreement: Agreement, peer: int, node: int, header: Header, signature: bytes) -> None:
@@ -136,8 +146,8 @@ def refuse_head(agreement: Agreement, peer: int, node: int, header: Header, sign
             raise Rejected(key, f"{key} = {shown(getattr(header, key))}, where {value} was expected")
     if (peer, node) not in agreement.links:
         raise Rejected("link", "a message over a link that the graph does not have")
-    if header.step >= agreement.rounds:
-        raise Rejected("step", f"step {header.step} of {agreement.rounds}")
+    if header.step >= agreement.rounds or not agreement.share(header.step, (peer, node)):
+        raise Rejected("step", f"step {header.step} of {agreement.rounds}, at which nothing is sent over this link")
     if not agreement.roster[peer].signed(b"message", header.text(), signature.hex()):
         raise Rejected("signature", "a header that its sender did not sign")
 

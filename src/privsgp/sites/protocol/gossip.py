@@ -63,6 +63,7 @@ class Yours(Options):
     proof: Evidence | None
     process: Process | None = None
     word: _Word | None = None  # of its last hello
+    continues: bool = False  # whether it can read increments to that step's sums
 
 
 class Goodbye(Options):
@@ -196,6 +197,7 @@ class Gossip(PeerTable):
             other.heard = other.met = time.monotonic()
             other.incarnation, other.step, other.phase = said.incarnation, said.step, said.phase
             other.have, other.durable, other.sent = said.yours.newest, said.durable, said.sent
+            other.continues = said.yours.continues
             other.progress_signatures = said.progress_signatures
             self._deliver(peer, self.have_of(peer))
             self.prove(said.yours.proof)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsgp.sites.protocol.frames import Frame, Rejected, opened, read_body, refuse_body, refuse_head
+from privsgp.sites.protocol.frames import Frame, Rejected, bytes_of, opened, read_body, refuse_body, refuse_head
+from privsgp.sites.protocol.increments import ReceivingEnd, SendingEnd
 from privsgp.sites.store import Store
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.protocol.frames import Header
+    from privsgp.sites.protocol.increments import Increment
+    from privsgp.transport.rounding import Rounding
 
 _TICK = 0.5  # seconds after which a wait looks again: time passes, and people ask a site to stop
 _SMALL = 1 << 20  # bytes of a message of which more than the newest is kept
@@ -53,18 +56,32 @@ def depth(agreement: Agreement) -> int:
 class Outbox:
     """The messages that are to be sent to each target; they are posted when they are durable, and not before."""
 
-    def __init__(self, kept: int, changed: threading.Condition | None = None) -> None:
+    def __init__(self, kept: int, changed: threading.Condition | None = None, increments: int = 0) -> None:
         self.kept, self.changed = kept, changed or threading.Condition()
         self.bytes_to = Counter[int]()  # that have left, by target
         self._frames: dict[int, list[Frame]] = {}
+        self._ends = defaultdict[int, SendingEnd](lambda: SendingEnd(increments))  # that many are kept for a target
 
-    def post(self, frame: Frame) -> None:
+    def post(self, frame: Frame, increment: Increment | None = None) -> None:
         """Let a message be sent; it stands for all before it."""
         with self.changed:
             frames = self._frames.setdefault(frame.header.target, [])
             frames.append(frame)
             del frames[: -self.kept]
+            if increment is not None:
+                self._ends[frame.header.target].add(increment)
             self.changed.notify_all()
+
+    def begins_anew(self, target: int) -> bool:
+        """Tell, once for each, whether the next increment for a target has to begin anew."""
+        with self.changed:
+            return self._ends[target].begins_anew()
+
+    def pieces(self, frame: Frame, after: int, *, continues: bool) -> Iterator[bytes]:
+        """Yield what brings a message to its target, which has the one of the step `after`."""
+        with self.changed:
+            found = self._ends[frame.header.target].since(after, frame.header.step, continues=continues)
+        yield from frame.pieces(found)
 
     def next(self, target: int, after: int) -> Frame | None:
         """Return the oldest message that is kept of those after a step; None where there is none."""
@@ -91,7 +108,7 @@ class Inbox:
 
     def __init__(
         self, agreement: Agreement, node: int, kept: int, store: Store | None = None,
-        changed: threading.Condition | None = None, *, is_open: bool = True,
+        changed: threading.Condition | None = None, *, is_open: bool = True, rounding: Rounding | None = None,
     ) -> None:  # fmt: skip
         self.agreement, self.node, self.kept, self.is_open = agreement, node, kept, is_open
         self.store, self.changed = store or Store(agreement, node), changed or threading.Condition()
@@ -102,6 +119,7 @@ class Inbox:
         self._incarnation: dict[int, int] = {}
         self._stopped: set[int] = set()
         self._old: dict[int, Frame] = {}  # by source: the last header that was no news; a copy of it may have sent it
+        self._ends = {j: (threading.RLock(), ReceivingEnd((j, i), rounding)) for j, i in agreement.links if i == node}
         self.bytes_from = Counter[int]()
         self.arrived: dict[int, float] = {}  # by source: when the newest message was let in, on the monotonic clock
 
@@ -138,7 +156,9 @@ class Inbox:
         """
         with self.changed:
             seen = self.store.seen.get(source)
-            return {"newest": self.newest(source), "proof": None if seen is None else seen.evidence()}
+            continues = source in self._ends and self._ends[source][1].continues
+            evidence = None if seen is None else seen.evidence()
+            return {"newest": self.newest(source), "proof": evidence, "continues": continues}
 
     def shown(self, source: int) -> dict[str, Any]:
         """Return what a hello shows a source: of its headers that were no news the last, else its newest.
@@ -182,29 +202,36 @@ class Inbox:
 
     def receive(self, peer: int, first: bytes, rest: Iterator[bytes]) -> None:
         """Read a message of a peer's, piece by piece, through all checks; one that is not news is not read."""
-        (header, signature), pieces = opened(first), counted(self.bytes_from, peer, rest)
+        (header, signature, count), pieces = opened(first), counted(self.bytes_from, peer, rest)
         self.bytes_from[peer] += len(first)
         refuse_head(self.agreement, peer, self.node, header, signature)
         if self.is_news(header, signature):
-            self.put(Frame(header, signature, read_body(pieces, header.length)))
+            if count > (most := self.agreement.most_increments):
+                raise Rejected("length", f"{count} increments, where {most} are as long as exact sums")
+            length = count * self.agreement.increment_bytes or header.length
+            self.put(Frame(header, signature, read_body(pieces, length)), rounded=count > 0)
 
-    def put(self, frame: Frame) -> None:
-        """Let a message in, after all checks; one that has become old meanwhile is dropped.
+    def put(self, frame: Frame, *, rounded: bool = False) -> None:
+        """Let a message in, after all checks; drop one that has become old meanwhile, or that cannot be read here.
 
-        It is checked without the lock, and again if another message was let in during that time.
+        The body of a `rounded` one is increments. A message is checked without the lock that everybody waits for.
         """
-        source, checked = frame.header.source, None
-        while True:
-            with self.changed:
-                if not self.is_news(frame.header, frame.signature):
+        source = frame.header.source
+        reading, end = self._ends[source]
+        with reading:  # one message of a source after the other
+            if not self.is_news(frame.header, frame.signature):
+                return
+            after, before = self.last(source)
+            if rounded:
+                if (sums := end.sums(frame.body, after, before)) is None:
                     return
-                after, before = self.last(source)
-                if after == checked:
-                    self._let_in(source, frame)
-                    return
+                frame = Frame(frame.header, frame.signature, bytes_of(sums))
             most = self.agreement.most_weight((source, self.node), after, frame.header.step)
             refuse_body(frame, before, most, self.agreement.config.engine.dtype)
-            checked = after
+            with self.changed:
+                if self.is_news(frame.header, frame.signature):
+                    self._let_in(source, frame)
+                    end.let_in(rounded=rounded)
 
     def _let_in(self, source: int, frame: Frame) -> None:
         self.store.see(frame)

@@ -77,8 +77,9 @@ class Outliers:
     def arrival(self, frame: Frame, after: int, increment: Increment, own: float) -> Arrival:
         """Return a message as it is judged: after the one of a step, at a receiver of the weight `own`."""
         source, step = frame.header.source, frame.header.step
-        w = self.nodes * increment.weight / self.agreement.most_weight((source, self.node), after, step)
-        return Arrival(Frame(frame.header, frame.signature, b""), increment, w, own, alone=step == after + 1)
+        most, one = (self.agreement.most_weight((source, self.node), first, step) for first in (after, step - 1))
+        w = self.nodes * increment.weight / most
+        return Arrival(Frame(frame.header, frame.signature, b""), increment, w, own, alone=most == one)
 
     def refused(self, arrived: Sequence[Arrival], total: float) -> tuple[Arrival, Rejected] | None:
         """Return a message that must not be taken, and why; None where there is none.

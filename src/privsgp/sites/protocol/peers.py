@@ -41,6 +41,7 @@ class Peer:
     process: Process | None = None  # the same, signed
     have: int = -1  # the newest step of this site's that it has
     answered: int = -1  # the same, by its process's answers to messages
+    continues: bool = False  # whether it can read increments to the sums of that step
     durable: int = -1  # the newest step of this site's that it will have after a crash
     sent: int = -1  # the newest step that it sent to this site
     progress_signatures: dict[int, Progress] = field(default_factory=dict)  # by target that never hears it
@@ -130,7 +131,7 @@ class PeerTable:
                 other.heard = other.met = time.monotonic()
                 self.changed.notify_all()
 
-    def took(self, target: int, step: int, answered: int, asked: int) -> None:
+    def took(self, target: int, step: int, answered: int, asked: int, *, continues: bool) -> None:
         """Keep that a message of this site's was brought to a target, and which it answered to have.
 
         `asked` is the process that was known then. If another process has said hello since, the answer may be of the
@@ -140,6 +141,7 @@ class PeerTable:
             other = self.others[target]
             if other.incarnation == asked:
                 other.have, other.answered, other.heard = step, answered, time.monotonic()
+                other.continues = continues
                 other.met = other.heard
                 self._deliver(target, self.have_of(target))
 
