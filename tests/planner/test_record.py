@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -8,6 +9,7 @@ import pytest
 from privsgp import graph as graphs
 from privsgp.planner.record import messages_per_step
 from privsgp.planner.settle import described
+from privsgp.transport.rounding import width
 
 
 def test_a_plan_is_plain_json(small_plan):
@@ -44,3 +46,14 @@ def test_a_report_shows_what_was_planned(small_plan):
 def test_messages_to_one_peer_and_to_all():
     assert messages_per_step(graphs.make("exponential", 16), 10) == 1
     assert messages_per_step(graphs.make("complete", 16), 10) == 15
+
+
+def test_few_bits_and_local_steps_take_fewer_bytes_and_less_time(small_plan):
+    slow, d = dataclasses.replace(small_plan, link=0.01), small_plan.planner.rehearsal.layout.dim
+    few = dataclasses.replace(slow, bits=4)
+    assert few.between_sites["bytes"] == pytest.approx(slow.between_sites["bytes"] * width(4, d) / (8 * (d + 1)))
+    assert few.between_sites["seconds"] < slow.between_sites["seconds"]
+    assert few.bytes_sent < slow.bytes_sent
+    shown = dict(slow.rows())["fewer bytes"]
+    assert shown.startswith(dict(dataclasses.replace(slow, bits=8).rows())["sent by a site"].split(" with")[0])
+    assert "fewer bytes" not in dict(dataclasses.replace(slow, link=1e6).rows())

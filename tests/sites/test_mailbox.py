@@ -11,19 +11,25 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from consortium import Consortium
 from hypothesis import given
 from hypothesis import strategies as st
 
 import malformed
 from privsgp.accounting.chain import replay
 from privsgp.errors import Refused
+from privsgp.gradients import Layout
+from privsgp.runs.problem import first_model
 from privsgp.sites.agreement import Agreement
 from privsgp.sites.audit import Audit
 from privsgp.sites.protocol import frames
 from privsgp.sites.protocol.frames import Frame, Header, Rejected
+from privsgp.sites.protocol.increments import Increment, rounded
 from privsgp.sites.protocol.mailbox import Inbox, Outbox
 from privsgp.sites.store import Store
 from privsgp.transport.link import grown
+from privsgp.transport.rounding import Rounding
 
 
 def frame(c, step=0, w=0.5, source=1, target=0, incarnation=1, x=0.0, **changes):
@@ -304,3 +310,39 @@ def test_nobody_can_fill_the_disk(tmp_path):
         audit.note("form", "basel", "again")
     assert len(check(tmp_path / "audit.jsonl")) == 16 + 5
     assert audit.counts() == {"form": 1000}
+
+
+def test_increments_that_do_not_lead_to_the_sums_of_their_header_are_refused(tmp_path):
+    c = Consortium.make(tmp_path / "c", transport={"bits": 4}, algorithm={"local_steps": 2})
+    start = Layout.of(first_model(c.agreement.config, (64,), (1,), 10)[0])
+    rounding = Rounding(4, 1, c.agreement.graph, torch.zeros(1, start.dim), range(2))
+    inbox, sums = Inbox(c.agreement, 0, 4, rounding=rounding), np.zeros(start.dim + 1)
+    rows = torch.ones(2, start.dim), torch.ones(2, dtype=torch.float64), 1 / 3
+    sums, one = rounded(rounding, (1, 0), rows, sums, (-1, 1), anew=True)
+    body, digest = frames.body_of(sums)
+    header = Header(c.agreement.run, 1, 0, 1, 1, len(body), digest)
+    whole = Frame.make(c.sites[1], header, body)
+    other = one._replace(codes=one.codes[:20] + bytes([one.codes[20] ^ 1]) + one.codes[21:])
+    for wrong, kind in (([other], "hash"), ([one] * (c.agreement.most_increments + 1), "length")):
+        with pytest.raises(Rejected) as rejected:
+            inbox.receive(1, *_stream(whole, wrong))
+        assert rejected.value.kind == kind
+        assert inbox.proof(1) == {"newest": -1, "proof": None, "continues": False}
+    with pytest.raises(Rejected, match="nothing is sent over this link") as rejected:
+        let_in(c, inbox, frame(c, 0))  # a local step
+    assert rejected.value.kind == "step"
+    inbox.receive(1, *_stream(whole, [one]))
+    assert inbox.newest(1) == 1
+    assert inbox.proof(1)["continues"]
+    np.testing.assert_array_equal(inbox.last(1)[1], sums)
+
+
+def test_where_messages_are_exact_no_increments_are_read(three):
+    one = Increment(-1, 0, 0.5, anew=True, codes=b"")
+    with pytest.raises(Rejected, match="1 increments, where 0"):
+        Inbox(three.agreement, 0, 4).receive(1, *_stream(frame(three), [one]))
+
+
+def _stream(whole, increments):
+    first, *body = whole.pieces(increments)
+    return first, iter(body)

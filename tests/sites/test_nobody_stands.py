@@ -161,7 +161,7 @@ def test_what_a_process_took_that_has_died_since_is_sent_again(studies):
     says_hello(member(c, 1), aachen)
     asked = aachen.others[1].incarnation
     says_hello(with_step_3(member(c, 1, 2)), aachen)
-    aachen.took(1, 7, 7, asked)
+    aachen.took(1, 7, 7, asked, continues=False)
     assert aachen.have_of(1) == 3
 
 

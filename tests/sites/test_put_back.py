@@ -401,7 +401,7 @@ def test_a_message_is_in_the_log_and_on_the_disk_before_it_leaves(three, tmp_pat
     path, seen = tmp_path / "own", []
     transport, committed = transport_of(three, tmp_path, Store(three.agreement, 0, path))
     read = lambda: Store(three.agreement, 0, path)  # noqa: E731 - as another process does
-    monkeypatch.setattr(transport.outbox, "post", lambda one: seen.append(read().signed(one.header)))
+    monkeypatch.setattr(transport.outbox, "post", lambda one, _: seen.append(read().signed(one.header)))
     made(three, transport, committed, 0, 1)
     assert seen == [True] * 4
     assert read().count() == 4

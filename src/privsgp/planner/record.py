@@ -19,6 +19,7 @@ from privsgp.planner.choose import LENGTHS
 from privsgp.planner.theorems import careless_delta
 from privsgp.runs import worth
 from privsgp.runs.views import span
+from privsgp.transport.rounding import width
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ VERSION = 1
 HEAVY = 0.9  # leaving a node out is worth a warning when the average's noise falls below this share
 BYTES = 4  # float32
 WIRE, LATENCY, STEP = 8, 0.02, 0.02  # bytes of a number between sites; seconds one way, and of a step (measured)
+FEWER = ((8, 1), (4, 1), (4, 4))  # bits and local steps that a plan shows beside those of the run
 FEWEST = 0.5  # public rows to rehearse with, for each row of the sites, below which a plan says little
 
 
@@ -76,6 +78,7 @@ class Plan:
     why: str
     asked: dict[str, Any]  # what the configuration says of all that can be chosen: a value, or "auto"
     ends: Rehearsal | None = None  # made-up tables with no signal at all, and with a certain one
+    bits: int = 32  # of a number of a message
     link: float = 10.0  # Mbit/s between organisations
 
     @cached_property
@@ -91,7 +94,8 @@ class Plan:
     @cached_property
     def bytes_sent(self) -> int:
         """Bytes that a node of a simulation sends on average: x, and its float64 weight w."""
-        return round(self.messages * self.chosen.steps * (self.planner.rehearsal.layout.dim * BYTES + 8))
+        d = self.planner.rehearsal.layout.dim
+        return round(self.messages * self.chosen.steps * ((d * BYTES if self.bits == 32 else width(self.bits, d)) + 8))
 
     @cached_property
     def messages(self) -> float:
@@ -101,10 +105,19 @@ class Plan:
     @property
     def between_sites(self) -> dict[str, float]:
         """Bytes that a site sends in `join`, and about how many seconds that takes over links of this speed."""
-        rehearsal = self.planner.rehearsal
-        rounds = self.chosen.steps + rehearsal.final_model.final_mixing
-        each = self.messages * WIRE * (rehearsal.layout.dim + 1)
-        return {"bytes": rounds * each, "seconds": rounds * (STEP + 2 * LATENCY + each / (self.link * 1e6 / 8))}
+        return self._between(self.bits, self._local)
+
+    @property
+    def _local(self) -> int:
+        return self.chosen.method.settings.local_steps
+
+    def _between(self, bits: int, local: int) -> dict[str, float]:
+        """Return the same for other messages: of so many bits a number, after so many steps each."""
+        rehearsal, d = self.planner.rehearsal, self.planner.rehearsal.layout.dim
+        rounds = self.chosen.steps / local + rehearsal.final_model.final_mixing
+        each = self.messages * self._local * (WIRE * (d + 1) if bits == 32 else width(bits, d))
+        seconds = self.chosen.steps * STEP + rounds * (2 * LATENCY + each / (self.link * 1e6 / 8))
+        return {"bytes": rounds * each, "seconds": seconds}
 
     @cached_property
     def expected(self) -> list[Expected]:
@@ -240,13 +253,27 @@ class Plan:
             ("planned test loss", self.range_text),
             ("rehearsed on", self.source.text),
             ("sent by a site", self._sent_text),
+            *([("fewer bytes", self._fewer_text)] if self._is_slow else []),
         ]
 
     @property
     def _sent_text(self) -> str:
-        told = self.between_sites
-        way = f"{in_units(told['bytes'])} and about {math.ceil(told['seconds'] / 60):,} min with `join`"
+        way = f"{_traffic(self.between_sites)} with `join`"
         return f"{way}, at {self.link:g} Mbit/s and {1000 * LATENCY:g} ms; {in_units(self.bytes_sent)} with `train`"
+
+    @property
+    def _is_slow(self) -> bool:
+        """Whether the bytes of a step take longer than its way there and back."""
+        return self.messages * WIRE * self.planner.rehearsal.layout.dim / (self.link * 1e6 / 8) > 2 * LATENCY
+
+    @property
+    def _fewer_text(self) -> str:
+        """Say what other messages would take: their effect on accuracy is measured, not planned."""
+        others = [(bits, local) for bits, local in FEWER if (bits, local) != (self.bits, self._local)]
+        text = "; ".join(
+            f"{_traffic(self._between(*one))} with bits = {one[0]}, local_steps = {one[1]}" for one in others
+        )
+        return f"{text}. The average model is planned alike; docs/howto/bytes.md has measured accuracy"
 
     def signal_rows(self) -> list[tuple[str, ...]]:
         """Return a row for every signal: its name, the planned loss, a constant guess, and the sites alone."""
@@ -283,6 +310,10 @@ class Plan:
             )
             for i, (epsilon, delta) in enumerate(n.budgets)
         ]  # fmt: skip
+
+
+def _traffic(found: dict[str, float]) -> str:
+    return f"{in_units(found['bytes'])} and about {math.ceil(found['seconds'] / 60):,} min"
 
 
 def _alone(run: Samples, rows: int, *, timed: bool) -> float:

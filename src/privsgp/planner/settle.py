@@ -95,7 +95,7 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, say:
             stand_in.table(config.data.schema, end, samples=rows, seed=run) for run, end in enumerate(stand_in.ENDS)
         ]
         ends = Rehearsal(problem.model, problem.loss, made, config.algorithm)
-    return Plan(p, make_graph(config), source, chosen, choices, why, asked, ends)
+    return Plan(p, make_graph(config), source, chosen, choices, why, asked, ends, config.transport.bits)
 
 
 def _choice(config: Config, p: Planner, method: Method, batch: float) -> Choice:

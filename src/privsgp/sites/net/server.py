@@ -61,7 +61,7 @@ class _Wanted(Options):
 
     run: Hash
     after: dict[Node, Whole]
-    continues: list[Node]  # sources whose increments to that step's sums it can read
+    continues: tuple[Node, ...] = ()  # sources whose increments to that step's sums it can read
 
 
 class _Drop(Options):
