@@ -28,6 +28,7 @@ from privsgp.sites import store, transport
 from privsgp.sites.net import client, relay, server
 from privsgp.sites.protocol import gossip, mailbox, peers
 from privsgp.sites.run import Network, wire
+from privsgp.transport.rounding import Rounding
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -416,7 +417,10 @@ class World:
         """Do what `join` does: take up the last commit, open the door, dial, and go on to the last round."""
         agreement, life = self.consortium.agreement, self.lives[process.node]
         folder = SimpleNamespace(path=life.folder)
-        network = wire(self.consortium.sites[process.node], agreement, folder)
+        bits, here = agreement.config.transport.bits, range(process.node, process.node + 1)
+        start = torch.zeros(1, agreement.weights)
+        rounding = None if bits == 32 else Rounding(bits, 1, agreement.graph, start, here)
+        network = wire(self.consortium.sites[process.node], agreement, folder, rounding)
         network.client.process = process
         process.store = network.members.store
         process.transport = made = network.transport

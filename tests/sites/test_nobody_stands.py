@@ -23,6 +23,7 @@ from privsgp.sites.study import Limits
 from privsgp.sites.transport import SitesTransport
 
 KINDS = {"open": {}, "closed": {"closed": (2,)}, "relay": {"closed": (1, 2), "relay": 0}}
+KINDS |= {f"{kind}, few bits": how | {"transport": {"bits": 4}} for kind, how in KINDS.items()}
 STOOD = [("closed", 6), ("closed", 22), ("relay", 3)]
 FAULTS = {"kill": 0.004, "lost": 0.05, "frozen": 0.01, "orphan": 0.5}
 
@@ -35,7 +36,7 @@ def studies(tmp_path_factory):
     return {kind: Consortium.make(folder / kind, limits=limits, **small, **KINDS[kind]) for kind in KINDS}
 
 
-@pytest.mark.parametrize(("kind", "seed"), [*STOOD, ("open", 13), ("open", 16)])
+@pytest.mark.parametrize(("kind", "seed"), [*STOOD, ("open", 13), ("closed, few bits", 6), ("relay, few bits", 3)])
 def test_nobody_stands_for_good(studies, tmp_path, kind, seed):
     lived_through(studies[kind], tmp_path, seed)
 
