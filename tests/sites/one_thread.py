@@ -372,7 +372,8 @@ class World:
             monotonic=lambda: self.now, sleep=self._sleep, strftime=time.strftime, gmtime=time.gmtime, time=time.time
         )
         threads = SimpleNamespace(
-            Condition=lambda: Changed(self), Lock=lambda: Changed(self), RLock=lambda: Changed(self), Event=lambda: Event(self),
+            Condition=lambda: Changed(self), Lock=lambda: Changed(self), RLock=lambda: Changed(self),
+            Event=lambda: Event(self),
             Thread=self._thread, Timer=lambda *_: SimpleNamespace(start=lambda: None, cancel=lambda: None, daemon=True),
         )  # fmt: skip
         whole, sync, chance = client.Client._channel, os.fsync, random.getstate()
