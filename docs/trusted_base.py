@@ -220,6 +220,7 @@ OUTSIDE = {
     "sites/audit.py": "Writes down refused messages of others.",
     "sites/doctor.py": "Tests connections before a run.",
     "sites/net/*": "Carries sealed messages, or explains why a link fails.",
+    "sites/protocol/increments.py": "Encodes sums that were released, committed and signed, and reads those of others.",
     "sites/protocol/outliers.py": "Judges messages of others.",
     "sites/signed.py": "Checks signatures of a finished run.",
     "sites/status.py": "Shows public counts.",
