@@ -258,6 +258,25 @@ def report(
     err.print(f"written to {out}", soft_wrap=True)
 
 
+@app.command(**about("dossier"))
+def dossier(
+    place: Annotated[
+        Path, typer.Argument(metavar="RUN|STUDY", help="A run's folder or a *.study file.", callback=cli_data.there)
+    ],
+    folder: Annotated[Path, typer.Option("--out", help="A new folder.")] = Path("dossier"),
+    attacked: Annotated[
+        Path | None, typer.Option("--audit", help="Output of `privsgp audit run.toml --json`.", callback=cli_data.there)
+    ] = None,
+) -> None:
+    """Write the folder that a data-protection officer files. No legal advice: open questions are listed."""
+    from privsgp.report.dossier import write_dossier
+
+    questions = write_dossier(place, folder, attacked)
+    err.print(f"written to {folder}: {len(questions)} questions are open", soft_wrap=True)
+    for question in questions:
+        err.print(f"open: {question}", soft_wrap=True)
+
+
 @app.command(**about("options"))
 def options(
     section: Annotated[str | None, typer.Argument(help="A section of run.toml; default: all of them.")] = None,

@@ -74,6 +74,7 @@ _COMMANDS = {
         "predict": "privsgp predict runs/first new.csv -o predictions.csv",
         "evaluate": "privsgp evaluate runs/first public.csv",
         "report": "privsgp report runs/first",
+        "dossier": "privsgp dossier runs/first --out dossier",
     },
     "Check privacy": {
         "ledger": "privsgp ledger runs/first",

@@ -23,7 +23,9 @@ GIVEN = {
 
 def test_every_section_is_an_argument_of_its_own():
     taken = inspect.signature(privsgp.train).parameters
-    assert set(configs.Config.model_fields) - {"data", "model", "evaluation", "sum"} <= set(taken)  # of files alone
+    assert set(configs.Config.model_fields) - {"data", "model", "evaluation", "sum", "study"} <= set(
+        taken
+    )  # of files alone
     assert not [p for p in taken.values() if p.kind is p.VAR_KEYWORD]
     for section in ("features", "privacy", "algorithm", "clock", "plan", "engine"):
         assert section.capitalize() in taken[section].annotation

@@ -157,9 +157,9 @@ def markdown(told: dict[str, Any], view: RunView) -> str:
         "Privacy": view.privacy,
         "Not covered": view.not_covered,
     }
-    lines = [f"# {_in_a_line(view.summary['name'])}", ""]
+    lines = [f"# {in_a_line(view.summary['name'])}", ""]
     for title, said in sections.items():
-        lines += [f"## {title}", "", *(f"- {_in_a_line(line)}" for line in said), ""] if said else []
+        lines += [f"## {title}", "", *(f"- {in_a_line(line)}" for line in said), ""] if said else []
     return "\n".join(lines)
 
 
@@ -187,6 +187,6 @@ def _shapes(told: dict[str, Any]) -> list[str]:
     return [*lines, f"network: {told['model']['name']}"]
 
 
-def _in_a_line(text: str) -> str:
+def in_a_line(text: str) -> str:
     """Return words of others so that nobody can take them for a heading or a tag."""
     return html.escape(" ".join(visible(text).split()), quote=False)

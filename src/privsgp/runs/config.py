@@ -293,6 +293,15 @@ class SumSection(Options):
     run: str | None = option(None, "evaluation: the id of the run that trained the model")
 
 
+class StudySection(Options):
+    """What people write down about a study. All sites sign it, and `privsgp dossier` repeats it."""
+
+    purpose: str = option("", "what the model is for")
+    contact: str = option("", "who answers questions about the study")
+    tuned_on: str = option("", "the data on which settings were chosen: public, made up, or earlier runs and their ε")
+    schema_from: str = option("", "where the schema's ranges and categories come from")
+
+
 class PlanSection(Options):
     """The data that the planner rehearses on.
 
@@ -340,6 +349,7 @@ class Config(Options):
     transport: TransportSection = TransportSection()
     clock: Clock = Clock()
     plan: PlanSection = PlanSection()
+    study: StudySection = StudySection()
     evaluation: EvaluationSection = EvaluationSection()
     sum: SumSection = SumSection()
     engine: Engine = Engine()
@@ -584,6 +594,7 @@ class Config(Options):
             exclude={
                 "name": True,
                 "plan": True,
+                "study": True,
                 "evaluation": True,
                 "sum": True,
                 "data": {"path", "test", "test_path"},
@@ -596,6 +607,8 @@ class Config(Options):
             del values["algorithm"]["local_steps"]
         if self.transport.bits == 32:
             del values["transport"]
+        if self.study != StudySection():
+            values["study"] = self.study.model_dump(mode="json")
         if self.evaluation.share is not None:  # which records are trained on
             values["evaluation"] = {"share": self.evaluation.share, "key": self.evaluation.key}
         if self.sum.kind is not None:

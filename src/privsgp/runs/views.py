@@ -52,7 +52,7 @@ HONEST = (
 ALONE = "Several records of one person add up. The guarantee is for each record by itself."
 LIMITS = (  # what no ε covers, besides
     "Metrics are on public test data. No ε covers them. The number of records at each site is public.",
-    "Every other run on these records adds to this ε, unless it continues these ledgers.",
+    "Every other run on these records adds to this ε.",
     "If people chose settings by looking at results on these records, this ε does not count that.",
 )
 WEAK = 10.0  # from this ε on a guess may be right 99.995 % of the time
