@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privsgp.graph import Edges
-from privsgp.graph.sequences import Cyclic, uniform
+from privsgp.graph.sequences import _Cyclic, uniform
 
 if TYPE_CHECKING:
     import networkx as nx
 
 
-def from_networkx(graphs: list[nx.Graph]) -> Cyclic:
+def from_networkx(graphs: list[nx.Graph]) -> _Cyclic:
     """Go through the graphs over and over; without an attribute `share` a node divides evenly."""
-    return Cyclic("networkx", len(graphs[0]), tuple(map(edges_of, graphs)))
+    return _Cyclic("networkx", len(graphs[0]), tuple(map(edges_of, graphs)))
 
 
 def edges_of(graph: nx.Graph) -> Edges:

@@ -4,13 +4,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privsgp.gradients.rules.embedding import Lookups
+from privsgp.gradients.rules.embedding import _Lookups
 
 
 def lookups(seed, words):
     generator = torch.Generator().manual_seed(seed)
     delta = torch.randn(2, 3, 4, 5, generator=generator, dtype=torch.float64)
-    return Lookups(delta, torch.randint(words, (2, 3, 4), generator=generator), 7)
+    return _Lookups(delta, torch.randint(words, (2, 3, 4), generator=generator), 7)
 
 
 def one_hot(piece):

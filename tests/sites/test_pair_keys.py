@@ -191,7 +191,7 @@ def attacked(six, keys, steps=8):
     made, covariance = noises(six, keys), spec_of(six, 0).protection.covariance
     told = [attacks.listen(one, lambda out: out[:, None, :]) for one in made]
     everybody = told[0]
-    attack = attacks.Collusion(covariance, HONEST, everybody)
+    attack = attacks._Collusion(covariance, HONEST, everybody)
     left = []
     for k in range(steps):
         added = drawn(made, k)[:, None, :]

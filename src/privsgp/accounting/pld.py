@@ -50,7 +50,7 @@ CERTAIN = 0.01  # of δ: where more is missing although masses are tilted, no ε
 _HIGHEST = 40.0  # e^40 · TRUNCATION exceeds 1: beyond, a bound on δ says nothing
 
 
-class Profile(Protocol):
+class _Profile(Protocol):
     """Both hockey sticks of one release, as functions of an ascending array of ε ≥ 0."""
 
     def forward(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -156,7 +156,7 @@ class _Dots:
     backward: NDArray[np.float64]
 
 
-def compose(parts: Sequence[tuple[Profile, int]], delta: float = 1.0) -> Composed:
+def compose(parts: Sequence[tuple[_Profile, int]], delta: float = 1.0) -> Composed:
     """Return the curve of all parts together, each `count` times, sharpest around `delta`.
 
     Guarantee: an upper bound of the hockey stick of any adaptive composition of releases dominated by the profiles
@@ -174,7 +174,7 @@ def compose(parts: Sequence[tuple[Profile, int]], delta: float = 1.0) -> Compose
         interval *= 2
 
 
-def _scale(profile: Profile) -> _Scale:
+def _scale(profile: _Profile) -> _Scale:
     trial = np.concatenate(([0.0], np.geomspace(1e-9, LARGEST_LOSS, 90)))
     delta = profile.outline(trial)
     # ∫ δ(ε) dε is half the mean square of the losses above 0, while they are small.
@@ -200,7 +200,7 @@ def added(numbers: Iterable[float]) -> float:
     return total
 
 
-def _evaluate(profile: Profile, interval: float, top: float) -> _Dots:
+def _evaluate(profile: _Profile, interval: float, top: float) -> _Dots:
     """Evaluate a profile at multiples of `interval` that grow geometrically once they are a few intervals large."""
     last = max(math.ceil(top / interval), 2)
     count = math.ceil(math.log(last) / math.log(RATIO)) + 2

@@ -116,7 +116,7 @@ class Attacked(Randomness):
         self.collusion = None  # what others know of each node's noise; None where they know none of it
         if covariance is not None and shared is not None:
             told = listen(self.randomness.node_noise, self._columns)
-            self.collusion = Collusion(covariance, shared.honest, told)
+            self.collusion = _Collusion(covariance, shared.honest, told)
 
     def run(self, done: Callable[[int], None] = lambda _steps: None) -> None:
         """Take all steps."""
@@ -345,7 +345,7 @@ class _Told:
             self.numbers[pair, step] = row.clone()
 
 
-class Collusion:
+class _Collusion:
     """The attack on one run's shared noise: `honest` nodes are left, each of them attacked in its turn."""
 
     def __init__(self, covariance: PairwiseCovariance, honest: int, told: _Told) -> None:

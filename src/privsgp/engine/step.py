@@ -44,7 +44,7 @@ _LOG = logging.getLogger(__name__)
 
 def execution(gradient: Stacked) -> Callable[[Direction, Kept], Direction]:
     """Return how lines 6 and 7 are run on a GPU where all nodes are here: recorded, or as they are."""
-    return Recorded if isinstance(gradient, Ruled) else as_it_is
+    return _Recorded if isinstance(gradient, Ruled) else as_it_is
 
 
 def chosen(algorithm: PushSum, graph: Graph, source: Keyed | Secure, x: Tensor) -> Callable[[int, State], Step]:
@@ -52,13 +52,13 @@ def chosen(algorithm: PushSum, graph: Graph, source: Keyed | Secure, x: Tensor) 
     if not suits(algorithm, graph, x):
         return algorithm.step
     if isinstance(source, Keyed):
-        return OnDevice(algorithm, graph, source, x).step
+        return _SeededOnDevice(algorithm, graph, source, x).step
     noised = all(m.sigma for m in algorithm.block.mechanisms) and x.shape[1] < LONGEST
-    return SecretOnDevice(algorithm, graph, source, x).step if noised else algorithm.step
+    return _SecretOnDevice(algorithm, graph, source, x).step if noised else algorithm.step
 
 
 def suits(algorithm: PushSum, graph: Graph, x: Tensor) -> bool:
-    """Tell whether `OnDevice` can take the steps of an algorithm."""
+    """Tell whether `_SeededOnDevice` can take the steps of an algorithm."""
     if not runs_on(x) or x.dtype != torch.float32:
         return False
     if any(len(mechanism.kinds) > 1 for mechanism in algorithm.block.mechanisms):  # one σ for all steps
@@ -95,7 +95,7 @@ class _OnDevice(Generic[AnySource]):
         raise NotImplementedError
 
 
-class OnDevice(_OnDevice[Keyed]):
+class _SeededOnDevice(_OnDevice[Keyed]):
     """Steps of a simulation."""
 
     @cached_property
@@ -113,7 +113,7 @@ class OnDevice(_OnDevice[Keyed]):
         )  # fmt: skip
 
 
-class SecretOnDevice(_OnDevice[Secure]):
+class _SecretOnDevice(_OnDevice[Secure]):
     """Steps with secret noise, which goes to g in float64 and is rounded to its grid before anything else sees it."""
 
     @cached_property
@@ -131,7 +131,7 @@ class SecretOnDevice(_OnDevice[Secure]):
         mix(s.x, s.w, out=out, source=source, share=share)
 
 
-class Recorded:
+class _Recorded:
     """A direction as a CUDA graph, for batches of one pass and for as long as its memory stays in place.
 
     A graph keeps the memory of a step for itself. If this does not fit into memory together with a step of two passes,

@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 State = tuple[Tensor, ...]  # h, or h and c
 
 
-class Unrolled(nn.Module):
+class _Unrolled(nn.Module):
     """A recurrent layer of torch's, with its parameters under their names."""
 
     def __init__(self, layer: nn.RNNBase) -> None:
@@ -75,6 +75,6 @@ def unrolled(model: nn.Module) -> nn.Module:
     for name, layer in list(made.named_modules()):
         if isinstance(layer, nn.RNNBase) and layer.proj_size == 0:
             if not name:
-                return Unrolled(layer)
-            made.set_submodule(name, Unrolled(layer))
+                return _Unrolled(layer)
+            made.set_submodule(name, _Unrolled(layer))
     return made

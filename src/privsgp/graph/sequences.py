@@ -108,7 +108,7 @@ class Graph(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Cyclic(Graph):
+class _Cyclic(Graph):
     """A graph that goes through `phases` over and over; a graph that never changes has one phase."""
 
     name: str
@@ -168,15 +168,15 @@ def make(name: str, nodes: int, *, seed: int = 0, degree: int = 1) -> Graph:
     if nodes < 1:
         raise Refused(f"nodes = {nodes}", "a network has at least one node")
     if name == "random":
-        return Random(nodes, degree, seed)
+        return _Random(nodes, degree, seed)
     if name not in _CYCLIC:
         raise Refused(f"graph.name = {name!r} is not known", f"use one of {', '.join(NAMES)}")
-    return Cyclic(name, nodes, _CYCLIC[name](nodes))
+    return _Cyclic(name, nodes, _CYCLIC[name](nodes))
 
 
 def unconnected(name: str, nodes: int) -> Graph:
     """Nodes that send each other nothing: they are alone, or talk to a server."""
-    return Cyclic(name, nodes, (_to_hops(nodes, [0]),))
+    return _Cyclic(name, nodes, (_to_hops(nodes, [0]),))
 
 
 def _to_hops(nodes: int, hops: Iterable[int]) -> Edges:
@@ -210,7 +210,7 @@ def _rows(nodes: int) -> int:
 
 
 @dataclass(frozen=True)
-class Random(Graph):
+class _Random(Graph):
     """At each step every node picks `degree` distinct others uniformly; receivers differ, so push-sum is at work.
 
     Keyed by (`seed`, step) alone: any process, at any time, gets the same edges.

@@ -20,7 +20,7 @@ TABLES: dict[tuple[str, str], type[Options]] = {  # within a section
 }
 
 
-class Key(NamedTuple):
+class _Key(NamedTuple):
     """One key as a reader of a reference page sees it."""
 
     name: str
@@ -29,11 +29,11 @@ class Key(NamedTuple):
     meaning: str
 
 
-def _keys(kind: type[Options]) -> list[Key]:
+def _keys(kind: type[Options]) -> list[_Key]:
     """Return the keys of a class: its own, then those it inherits."""
     schema, own = kind.model_json_schema().get("properties", {}), kind.__annotations__
     fields = sorted(kind.model_fields.items(), key=lambda item: item[0] not in own)
-    return [Key(name, _values(schema[name]), _shown(f), f.description or "") for name, f in fields]
+    return [_Key(name, _values(schema[name]), _shown(f), f.description or "") for name, f in fields]
 
 
 def _shown(field: FieldInfo) -> str:
@@ -70,7 +70,7 @@ def sections() -> dict[str, type[Options]]:
     return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Options)}
 
 
-def reference() -> list[tuple[str, str, list[tuple[str, list[Key]]]]]:
+def reference() -> list[tuple[str, str, list[tuple[str, list[_Key]]]]]:
     """Return (section, what it is about, [(whose keys, the keys)]); the first keys are the section's own."""
     top = [key for key in _keys(Config) if key.name not in sections()]
     told = [("", "Of the whole run.", [("", top)])]
@@ -83,14 +83,14 @@ def reference() -> list[tuple[str, str, list[tuple[str, list[Key]]]]]:
     return told
 
 
-def _named(section: str, key: Key) -> Key:
+def _named(section: str, key: _Key) -> _Key:
     """Say which components there are, of the key that chooses one."""
     if section not in SECTIONS or key.name != SECTIONS[section].key:
         return key
     return key._replace(values=", ".join(f'"{name}"' for name in SECTIONS[section].components))
 
 
-def _of_components(section: str) -> list[tuple[str, list[Key]]]:
+def _of_components(section: str) -> list[tuple[str, list[_Key]]]:
     """Return the keys that components bring, those with the same ones together."""
     chosen = SECTIONS[section]
     alike: dict[type[Options], list[str]] = {}
@@ -111,7 +111,7 @@ def markdown() -> str:
     return "\n".join(lines)
 
 
-def table(found: list[Key]) -> list[str]:
+def table(found: list[_Key]) -> list[str]:
     """Return keys as the lines of a page's table."""
     rows = [f"| `{k.name}` | {_cell(k.values)} | {_cell(k.default)} | {k.meaning} |" for k in found]
     return ["| key | values | default | meaning |", "|---|---|---|---|", *rows]

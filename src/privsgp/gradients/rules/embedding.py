@@ -18,7 +18,7 @@ from privsgp.gradients.rules.layer import Call, StackedLayer
 
 
 @dataclass
-class Lookups(Product):
+class _Lookups(Product):
     """Gradients Σ_t e_{i_t} ⊗ δ_t by an embedding of `rows` rows: `delta` [m, b, T, width].
 
     `input` holds the indices i_t, [m, b, T].
@@ -103,4 +103,4 @@ class StackedEmbedding(StackedLayer):
         delta = delta.view(*index.shape, -1)
         if self.padding is not None:
             delta = delta.masked_fill((index == self.padding)[..., None], 0)
-        return smaller(Lookups(delta, index, self.rows, input_is_data=input_is_data))
+        return smaller(_Lookups(delta, index, self.rows, input_is_data=input_is_data))
