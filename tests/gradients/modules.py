@@ -147,7 +147,41 @@ class Unused(nn.Module):
         return self.layer(x)
 
 
+class Asks(nn.Module):
+    """Asks its parameters where and of which type they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.layer(x.to(next(self.parameters()).device, self.layer.weight.dtype))
+
+
+class Own(nn.Linear):
+    """Its name is all that is new."""
+
+
+class Attention(nn.Module):
+    """Three words, their places in a buffer, attention, and a low-rank share beside a frozen layer (LoRA)."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("places", torch.arange(3)[None])
+        self.place, self.attend = nn.Embedding(3, 2), nn.MultiheadAttention(2, 1, batch_first=True)
+        self.base = nn.Linear(2, 3).requires_grad_(requires_grad=False)
+        self.down, self.up, self.norm = nn.Linear(2, 1, bias=False), nn.Linear(1, 3, bias=False), nn.RMSNorm(3)
+
+    def forward(self, x):
+        words = x.view(len(x), 3, 2) + self.place(self.places)
+        words = words + self.attend(words, words, words, need_weights=False)[0]
+        return self.norm(self.base(words) + self.up(self.down(words))).mean(1)
+
+
 RULED = {
+    "in place": lambda: nn.Sequential(nn.Tanh(), nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)),
+    "asks": Asks,
+    "subclass": lambda: nn.Sequential(Own(6, 3)),
     "bare linear": lambda: nn.Linear(6, 3),
     "logistic": lambda: mlp(6, 3),
     "mlp": lambda: mlp(6, 5, 3),
@@ -162,7 +196,7 @@ RULED = {
     "bias alone": bias_alone,
     "three dimensions": Sequence,
 }
-UNRULED = {
+UNRULED = {  # and what some of them have that a rule fits
     "called twice": Twice,
     "tied": tied,
     "uses weight": UsesWeight,
@@ -172,7 +206,26 @@ UNRULED = {
     "convolution": convolution,
     "own parameter": OwnParameter,
     "unused layer": Unused,
+    "attention": Attention,
+    "volume": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 1, 2, 3)), nn.Conv3d(1, 2, (1, 2, 2)), nn.Tanh(), nn.Flatten(), nn.Linear(4, 3)
+    ),
+    "slopes": lambda: mlp(6, 5, 3, activation=nn.PReLU),
+    "recurrent": lambda: Recurrent(nn.GRU(2, 4, batch_first=True)),
 }
+NOT_BY_TORCH_FUNC = ("slopes", "recurrent")  # of several models, without writing them out
+NO_LAYER_FITS = ("uses weight", "overridden", "rows")
+
+
+class Recurrent(nn.Module):
+    """A sentence of three words."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.layer(x.view(len(x), 3, 2))[0][:, -1])
 
 
 def image(channels, height, width, *layers):

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from modules import RULED, UNRULED, around, build, cross_entropy, mlp, plain_gradients, probe, samples
+from modules import RULED, around, build, cross_entropy, mlp, plain_gradients, probe, samples
 from torch import nn
 
 from privsgp.gradients import Layout, make_table, stack
 from privsgp.gradients.per_sample import Outer
-from privsgp.gradients.rules.ruled import Ruled, covers
+from privsgp.gradients.rules.ruled import Ruled
 from privsgp.gradients.stacked import Functional
 
 
@@ -46,18 +46,6 @@ def test_it_knows_which_layers_see_the_data_itself(name, data_layers):
     for piece in g.pieces:
         if piece.input_is_data:
             assert torch.equal(piece.input, inputs)
-
-
-@pytest.mark.parametrize("name", ["tied", "hooked", "convolution", "own parameter"])
-def test_it_does_not_claim_parameters_that_are_not_a_linear_layers_alone(name):
-    model = build(UNRULED[name])
-    assert not covers(model, Layout.of(model))
-
-
-def test_a_shared_layer_is_not_covered():
-    layer = nn.Linear(3, 3)
-    model = nn.Sequential(layer, nn.ReLU(), layer)
-    assert not covers(model, Layout.of(model))
 
 
 def test_the_users_model_is_left_alone():

@@ -5,8 +5,7 @@ import torch
 from modules import LAYERS, UNRULED_LAYERS, around, build, cross_entropy, plain_gradients, probe, samples
 
 from privsgp.gradients import Layout, stack
-from privsgp.gradients.rules.ruled import Ruled
-from privsgp.gradients.stacked import Functional
+from privsgp.gradients.rules.ruled import Mixed, Ruled
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
@@ -28,9 +27,9 @@ def test_every_layer_gives_the_gradients_of_plain_autograd(name, nodes):
 
 
 @pytest.mark.parametrize("name", UNRULED_LAYERS)
-def test_what_no_rule_covers_takes_the_other_way(name):
+def test_a_layer_without_a_rule_leaves_the_others_theirs(name):
     model = build(UNRULED_LAYERS[name])
-    assert type(stack(model, cross_entropy, probe(12))) is Functional
+    assert type(stack(model, cross_entropy, probe(12))) is Mixed
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -5,17 +5,20 @@ import sys
 
 import pytest
 import torch
-from modules import RULED, UNRULED, around, build, cross_entropy, mlp, plain_gradients, probe, samples
+from modules import NO_LAYER_FITS, RULED, UNRULED, around, build, cross_entropy, mlp, plain_gradients, probe, samples
 from torch import nn
 from torch.nn import functional
 
 from privsgp.errors import Refused
 from privsgp.gradients import stack
-from privsgp.gradients.rules.ruled import Ruled
+from privsgp.gradients.rules.ruled import Mixed, Ruled
 from privsgp.gradients.stacked import Functional
 
 
-@pytest.mark.parametrize(("name", "way"), [(n, Ruled) for n in RULED] + [(n, Functional) for n in UNRULED])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [(n, Ruled) for n in RULED] + [(n, Functional if n in NO_LAYER_FITS else Mixed) for n in UNRULED],
+)
 def test_the_rule_is_taken_where_it_holds_and_gives_the_true_gradients_everywhere(name, way):
     model = build((RULED | UNRULED)[name])
     gradient = stack(model, cross_entropy, probe())
@@ -148,3 +151,24 @@ def test_a_model_whose_layers_have_rules_starts_without_the_compiler():
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_the_way_and_its_reason_are_in_words():
+    hows = {name: stack(build((RULED | UNRULED)[name]), cross_entropy, probe()).how for name in (*RULED, *UNRULED)}
+    assert hows["mlp"] == "by rules"
+    assert "where no rule fits: attend (MultiheadAttention), attend.out_proj (" in hows["attention"]
+    assert "the model (OwnParameter)" in hows["own parameter"]
+    assert hows["uses weight"].endswith("uses the weights of a layer without calling it, or changes the layer")
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        (lambda: nn.Sequential(nn.LazyLinear(3)), "layer '0' is a LazyLinear, whose weights have no shape"),
+        (lambda: torch.compile(nn.Linear(6, 3)), "the model is compiled"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile's own
+def test_models_that_are_no_plain_modules_are_refused(model, what):
+    with pytest.raises(Refused, match=what):
+        stack(model(), cross_entropy, probe())

@@ -121,6 +121,7 @@ class Summary(_Measured):  # type: ignore[misc]
     sites: list[str] | None = None
     steps: _Whole
     dim: _Whole
+    gradients: str | None = None
     survival: _Survival | None = None
     baseline: dict[str, _Number] | None = None
     own_metrics: dict[str, _Number] | None = None

@@ -7,6 +7,7 @@ Messages leave through `drive` (drive.py). node_randomness.py has the draws, and
 from __future__ import annotations
 
 import copy
+import logging
 import signal
 import time
 from contextlib import suppress
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
     Watcher = Callable[[int, dict[str, Any] | None], None]
 
+_LOG = logging.getLogger(__name__)
 _LEAST_WEIGHT = 2.0**-20  # of a node's weight w, which is 1 at the start: below this, a single step decides z = x / w
 _WITHOUT = 64  # steps between two looks at whether to stop, where there are no checkpoints
 
@@ -68,6 +70,7 @@ class Outcome:
     releases: list[int]  # of all nodes
     faults: dict[str, Any] | None = None
     measured: dict[str, Any] = field(default_factory=dict)  # metrics of the final model, where they may be seen
+    gradients: str | None = None  # how they were computed, in words
 
 
 class Trainer:
@@ -178,6 +181,7 @@ class Trainer:
             releases=self.world.all_gather_nodes(self.budget_guard.releases(), Whole, self.spec.nodes),
             faults=self.transport.report(),
             measured={} if s is None else self.evaluator.final(k, s),
+            gradients=self.algorithm.block.gradient.how,
         )
 
     def _mixed_on(self, k: int, s: State) -> State:
@@ -270,6 +274,7 @@ class Trainer:
         """Return the algorithms of the nodes here: one for all, or on a CPU one for each core."""
         spec, loss, sample = self.spec, self.spec.learning.loss, self.spec.learning.made_up()
         gradient = of_samples(stack(self.model, loss, sample, rules=spec.rules), spec.learning.rows)
+        _LOG.log(logging.INFO if gradient.how == Ruled.how else logging.WARNING, "gradients: %s", gradient.how)
         several = self.transport.local and self.update_rule is None
         slices = self._split(gradient) if several else [slice(0, len(spec.here))]
         if len(slices) == 1:

@@ -40,7 +40,7 @@ class Persons:
     layout: Layout
 
     def __init__(self, by_row: Stacked) -> None:
-        self.by_row, self.layout = by_row, by_row.layout
+        self.by_row, self.layout, self.how = by_row, by_row.layout, by_row.how
 
     def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor) -> PerSample:
         """Return the mean gradient of each person's rows: z [m, d], inputs and targets [m, b, rows, …]."""

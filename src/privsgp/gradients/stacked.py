@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parameter import is_lazy
 
 from privsgp.errors import Refused
 from privsgp.gradients.layout import Layout
 from privsgp.gradients.per_sample import PerSample, Plain
-from privsgp.gradients.rules.ruled import Ruled, covers
+from privsgp.gradients.rules.ruled import Mixed, Ruled, called_once
 from privsgp.gradients.unrolled import unrolled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Sequence
 
     Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -31,6 +33,10 @@ class Stacked(Protocol):
     """Per-sample gradients of m models: z [m, d], inputs [m, b, …], targets [m, b, …]."""
 
     layout: Layout
+
+    @property
+    def how(self) -> str:
+        """In words, how they are computed."""
 
     def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor) -> PerSample:
         """Return the gradients of model z[i] on inputs[i, j], for all i and j."""
@@ -47,13 +53,15 @@ def stack(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor], *, rules:
     if not layout.dim:
         raise Refused("the model has no trainable parameter", "give it at least one layer with requires_grad=True")
     refuse_mixing(model, loss, sample)
-    functional = Functional(unrolled(model), layout, loss)
-    z, x, y = layout.flatten(model)[None], sample[0][None, :2], sample[1][None, :2]
-    few = z, _real(x, z.dtype), y
+    names = called_once(model, sample[0]) if rules else []
+    found, why = _by_rules(model, layout, loss, sample, names)
+    functional = Functional(unrolled(model), layout, loss, why)
+    z = layout.flatten(model).expand(2, -1)
+    few = z, *(_real(torch.stack([t[:2]] * 2), z.dtype) for t in sample)
     try:
         functional.mapped(functional.loss, *few)
-        if rules and covers(model, layout) and _agree(model, loss, sample):
-            return Ruled(model, layout, loss)
+        if found is not None:
+            return found
         functional(*few)  # the first gradient loads torch's compiler: a second
     except (RuntimeError, ValueError) as error:  # a branch on what a whole batch holds, say
         raise Refused(
@@ -65,7 +73,12 @@ def stack(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor], *, rules:
 
 def refuse_mixing_layers(model: nn.Module) -> None:
     """Refuse, by name, layers whose output for a sample depends on more than the sample and the parameters."""
+    if hasattr(model, "_orig_mod"):
+        raise Refused("the model is compiled", "give the module that torch.compile was given: privsgp replaces layers")
     for name, layer in model.named_modules():
+        if any(is_lazy(p) for p in layer.parameters(recurse=False)):
+            remedy = "call the model once on made-up samples before"
+            raise Refused(f"layer '{name}' is a {type(layer).__name__}, whose weights have no shape yet", remedy)
         if (found := _mixing(layer)) is not None:
             label, (fault, remedy) = f"layer '{name}'" if name else "the model", found
             raise Refused(f"{label} is a {type(layer).__name__}{fault}", remedy)
@@ -77,7 +90,8 @@ def _mixing(layer: nn.Module) -> tuple[str, str] | None:
     A normalisation with statistics of its own that no longer change is a fixed map of each sample.
     Assumes: as of all that a model starts from, that they are public.
     """
-    kind, inner = type(layer).__name__, getattr(layer, "dropout", None)
+    kind = type(layer).__name__
+    inner = {key: value for key, value in vars(layer).items() if "drop" in key and isinstance(value, float) and value}
     if not layer.training and getattr(layer, "running_mean", None) is not None:
         return None
     if "BatchNorm" in kind:
@@ -85,11 +99,11 @@ def _mixing(layer: nn.Module) -> tuple[str, str] | None:
         return ": it averages over the batch", remedy
     if getattr(layer, "track_running_stats", False):
         return " that keeps statistics of the data", "use nn.GroupNorm"
-    remedy = "take p = 0 or dropout = 0, or call eval(): clip and noise keep a model from learning single samples"
+    remedy = "take p = 0, dropout = 0 in a configuration, or call eval(): noise keeps a model from learning samples"
     if layer.training and "Dropout" in kind and getattr(layer, "p", 0.0) != 0.0:
         return f" with p = {layer.p}: a sample's gradient would depend on hidden random choices", remedy
-    if layer.training and isinstance(inner, float) and inner > 0:
-        return f" with dropout = {inner} inside: a sample's gradient would depend on hidden random choices", remedy
+    for key, value in inner.items() if layer.training else ():
+        return f" with {key} = {value} inside: a sample's gradient would depend on hidden random choices", remedy
     return None
 
 
@@ -118,20 +132,39 @@ def refuse_mixing(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -
         )
 
 
-def _agree(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -> bool:
-    """Tell whether the rule gives the gradients of one sample alone, for two different models at once, in float64."""
+def _by_rules(
+    model: nn.Module, layout: Layout, loss: Loss, sample: tuple[Tensor, Tensor], names: Sequence[str]
+) -> tuple[Ruled | Mixed | None, str]:
+    """Return the gradients by the rules of these layers if they are those of plain autograd; else why they are not."""
+    why = "no rule fits a layer that is called once"
+    owned = [f"{name}.{p}".lstrip(".") for name in names for p in Layout.of(model.get_submodule(name)).names]
+    ways: list[tuple[type[Ruled | Mixed], nn.Module]] = [(Mixed, unrolled(model))] if names else []
+    if owned == list(layout.names):
+        ways.insert(0, (Ruled, model))
+    for kind, made in ways:
+        why = _differs(kind, made, loss, sample, names)
+        if not why:
+            return kind(made, layout, loss, names), ""
+    return None, why
+
+
+def _differs(
+    kind: type[Ruled | Mixed], model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor], names: Collection[str]
+) -> str:
+    """Say how rules fail to give the gradients of one sample alone, for two different models at once, in float64."""
     double = copy.deepcopy(model).double()
     layout = Layout.of(double)
-    rule, functional = Ruled(double, layout, loss), Functional(unrolled(double), layout, loss)
     z = layout.flatten(double) * torch.tensor([[1.0], [0.5]], dtype=torch.float64, device=sample[0].device)
     x, y = sample[0][:2], sample[1][:2]
     inputs, targets = (_real(torch.stack([t, t.flip(0)]), torch.float64) for t in (x, y))
     try:
-        fast, plain = rule(z, inputs, targets), functional.one_by_one(z, inputs, targets)
-    except (RuntimeError, AttributeError, ValueError, TypeError):
-        return False  # a forward that uses its layers in some other way than calling them
+        fast = kind(double, layout, loss, names)(z, inputs, targets)
+        plain = Functional(double, layout, loss).one_by_one(z, inputs, targets)
+    except (RuntimeError, AttributeError, ValueError, TypeError, IndexError) as error:
+        return str(error).partition("\n")[0]  # a forward that uses its layers in some other way than calling them
     same = torch.allclose(fast.dense(), plain, rtol=1e-9, atol=1e-12)
-    return same and torch.allclose(fast.norm(), plain.norm(dim=-1), rtol=1e-9, atol=1e-12)
+    same = same and torch.allclose(fast.norm(), plain.norm(dim=-1), rtol=1e-9, atol=1e-12)
+    return "" if same else "the model uses the weights of a layer without calling it, or changes the layer"
 
 
 def _real(t: Tensor, dtype: torch.dtype) -> Tensor:
@@ -142,8 +175,11 @@ def _real(t: Tensor, dtype: torch.dtype) -> Tensor:
 class Functional:
     """The gradient of one sample alone, mapped over samples and over models: slower, and the same numbers."""
 
-    def __init__(self, model: nn.Module, layout: Layout, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(
+        self, model: nn.Module, layout: Layout, loss: Callable[[Tensor, Tensor], Tensor], why: str = ""
+    ) -> None:
         self.layout = layout
+        self.how = f"by torch.func, which is slower: {why}"
 
         def one(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
             return loss(functional_call(model, parameters, (x[None],)), y[None]).sum()
@@ -158,7 +194,8 @@ class Functional:
     def mapped(self, one: Callable[..., Any], z: Tensor, x: Tensor, y: Tensor) -> Any:  # noqa: ANN401 - what `one` returns
         """Return `one` of each sample alone, over samples and over models."""
         views = {name: v.contiguous() for name, v in self.layout.views(z).items()}
-        return vmap(vmap(one, in_dims=(None, 0, 0)))(views, x, y)
+        with sdpa_kernel(SDPBackend.MATH):  # the others have no rule for vmap
+            return vmap(vmap(one, in_dims=(None, 0, 0)))(views, x, y)
 
     def one_by_one(self, z: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the same as [m, b, d] by plain autograd, one model and one sample after the other."""

@@ -86,6 +86,7 @@ def summary(
         "weights": None if spec.weights is None else list(spec.weights),
         "difference_scale": None if (saga := p.mechanisms[0].weighted) is None else saga.difference_scale,
         "dim": outcome.state.x.shape[1],
+        "gradients": outcome.gradients,
         **{key: seen[key] for key in _EVALUATED},
         **(outcome.measured or _numbers(seen["scores"]) | ({metrics.BASELINE: guess} if guess else {})),
         "epsilon_spent": spent if private else None,

@@ -134,6 +134,7 @@ class RunView:
             ("model", "; ".join(filter(None, model))),
             *metric_rows(s),
             ("sites", ", ".join(spent) if own or s.get("sites") else ""),
+            ("gradients", s.get("gradients")),
             ("clip", self._clip),
             ("noise σ", span(s["sigma"])),
             ("this site's model", "\n".join(site_lines(s)) if own else ""),

@@ -7,21 +7,26 @@ its input a and the gradient δ by its output, so one backward pass to the layer
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from typing import TYPE_CHECKING
+import math
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from privsgp.errors import Refused
-from privsgp.gradients.per_sample import PerSample
+from privsgp.gradients.per_sample import PerSample, Piece, Plain
 from privsgp.gradients.rules.conv import StackedConv2d
 from privsgp.gradients.rules.embedding import StackedEmbedding
 from privsgp.gradients.rules.layer import StackedLayer, StackedLinear
 from privsgp.gradients.rules.norm import StackedGroupNorm, StackedLayerNorm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Iterator
 
     from privsgp.gradients.layout import Layout
 
@@ -34,24 +39,50 @@ RULES: dict[type[nn.Module], type[StackedLayer]] = {
 }
 
 
-class Ruled:
-    """Per-sample gradients for a module whose trainable parameters all belong to layers with a rule."""
+class _Layers(ABC):
+    """Per-sample gradients of a model some of whose layers are replaced by their rules.
 
-    def __init__(self, model: nn.Module, layout: Layout, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    `rest` names the parameters that belong to no such layer: each sample gets a copy of its own.
+    """
+
+    def __init__(
+        self, model: nn.Module, layout: Layout, loss: Callable[[Tensor, Tensor], Tensor],
+        names: Collection[str] | None = None,
+    ) -> None:  # fmt: skip
         self.model = copy.deepcopy(model).requires_grad_(requires_grad=False)
+        for layer in self.model.modules():
+            if getattr(layer, "inplace", False) is True:  # it would overwrite what a rule keeps
+                layer.inplace = False  # type: ignore[assignment]
         self.layout = layout
         self.loss = loss
-        self.layers = [self._replace(name, model.get_submodule(name)) for name in ruled_layers(model)]
+        self.layers = [self._replace(name, model.get_submodule(name)) for name in names or ruled_layers(model)]
+        self.owned = {f"{one.name}.{p}".lstrip("."): one for one in self.layers for p in one.trained}
+        self.rest = [name for name in layout.names if name not in self.owned]
         # With samples first, [b·m, C, h, w] is what a grouped convolution takes, without a copy.
         self.samples_first = any(isinstance(layer, StackedConv2d) for layer in self.layers)
 
     def _replace(self, name: str, layer: nn.Module) -> StackedLayer:
-        stacked = RULES[type(layer)](name, layer)
+        kind = _rule(layer)
+        if kind is None:
+            raise RuntimeError(f"{name} has no rule")
+        stacked = kind(name, layer)
+        stands_in = self.standing_in(stacked)
+        for p, value in layer.named_parameters():  # whose type and device forward may ask for; a use is seen as NaN
+            nothing = torch.full((), math.nan, dtype=value.dtype, device=value.device).expand(value.shape)
+            stands_in.register_parameter(p, nn.Parameter(nothing, requires_grad=False))
         if name:
-            self.model.set_submodule(name, stacked)
+            self.model.set_submodule(name, stands_in)
         else:
-            self.model = stacked
+            self.model = stands_in
         return stacked
+
+    @abstractmethod
+    def standing_in(self, layer: StackedLayer) -> nn.Module:
+        """Return the module that is called in place of the user's layer."""
+
+    @abstractmethod
+    def losses(self, data: Tensor, wanted: Tensor, rest: dict[str, Tensor]) -> Tensor:
+        """Return the loss of every sample of the long batch."""
 
     def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor) -> PerSample:
         """Return the gradients of model z[i] on inputs[i, j], for all i and j.
@@ -61,11 +92,13 @@ class Ruled:
         """
         with torch.enable_grad():
             data, wanted = self._long(inputs), self._long(targets)
-            before = data._version
+            before, batch = data._version, inputs.shape[1]
             views = self.layout.views(z)
             for layer in self.layers:
                 layer.load(views, len(z), samples_first=self.samples_first)
-            losses = self.loss(self.model(data), wanted)
+            each = {name: views[name].detach()[:, None].expand(-1, batch, *views[name].shape[1:]) for name in self.rest}
+            rest = {name: self._long(value).requires_grad_() for name, value in each.items()}
+            losses = self.losses(data, wanted, rest)
             if data._version != before:
                 raise Refused(
                     "a model that writes into its input at some samples and not at others",
@@ -75,17 +108,107 @@ class Ruled:
                 raise Refused(
                     "a layer is not called once with one row per sample", "let the model call each layer once"
                 )
-            calls = [layer.calls.pop() for layer in self.layers]
-            deltas = list(torch.autograd.grad(losses.sum(), [call.output for call in calls]))
-        pieces = []
-        for layer in self.layers:  # what one layer no longer needs is freed before the next one's turn
-            call = calls.pop(0)
-            same = call.input.data_ptr() == data.data_ptr() and call.input.numel() == data.numel()
-            pieces.append(layer.piece(call, deltas.pop(0), inputs.shape[1], input_is_data=same))
+            calls = {layer: layer.calls.pop() for layer in self.layers}
+            asked = [*(call.output for call in calls.values()), *rest.values()]
+            found = torch.autograd.grad(losses.sum(), asked, allow_unused=bool(rest), materialize_grads=bool(rest))
+        deltas: dict[Any, Tensor] = dict(zip([*calls, *rest], found, strict=True))
+        del found
+        pieces: list[Piece] = []
+        for name in self.layout.names:  # what one layer no longer needs is freed before the next one's turn
+            layer_of = self.owned.get(name)
+            if layer_of is None:
+                delta = deltas.pop(name)
+                order = (batch, len(z)) if self.samples_first else (len(z), batch)
+                delta = delta.reshape(*order, -1)
+                pieces.append(Plain(delta.transpose(0, 1) if self.samples_first else delta))
+            elif layer_of in calls:
+                call = calls.pop(layer_of)
+                same = call.input.data_ptr() == data.data_ptr() and call.input.numel() == data.numel()
+                pieces.append(layer_of.piece(call, deltas.pop(layer_of), batch, input_is_data=same))
         return PerSample(pieces)
 
     def _long(self, x: Tensor) -> Tensor:
         return (x.transpose(0, 1) if self.samples_first else x).flatten(0, 1)
+
+
+class Ruled(_Layers):
+    """A model all of whose trained parameters belong to layers with a rule: it sees one long batch."""
+
+    how = "by rules"
+
+    def standing_in(self, layer: StackedLayer) -> nn.Module:
+        """Return the rule itself."""
+        return layer
+
+    def losses(self, data: Tensor, wanted: Tensor, rest: dict[str, Tensor]) -> Tensor:
+        """Run the model on the long batch."""
+        del rest
+        return self.loss(self.model(data), wanted)
+
+
+class Mixed(_Layers):
+    """A model with other parameters too: `vmap` runs it on each sample, and rules see all samples at once."""
+
+    @property
+    def how(self) -> str:
+        """Say which layers have no rule."""
+        owners = {name.rpartition(".")[0] for name in self.rest}
+        kinds = [f"{owner or 'the model'} ({type(self.model.get_submodule(owner)).__name__})" for owner in owners]
+        return f"by rules; by torch.func where no rule fits: {', '.join(sorted(kinds)) or 'one row per sample'}"
+
+    def standing_in(self, layer: StackedLayer) -> nn.Module:
+        """Return what brings all samples together for the rule."""
+        return _Together(layer)
+
+    def losses(self, data: Tensor, wanted: Tensor, rest: dict[str, Tensor]) -> Tensor:
+        """Run the model on each sample alone."""
+        several = [one for one in self.model.modules() if isinstance(one, _Together)]
+
+        def one(rest: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            for together in several:
+                together.sample = x
+            return self.loss(functional_call(self.model, rest, (x[None],)), y[None]).sum()
+
+        with sdpa_kernel(SDPBackend.MATH):  # the others have no rule for vmap
+            found: Tensor = vmap(one)(rest, data, wanted)
+        return found
+
+
+class _Together(nn.Module):
+    """A layer that `vmap` calls with one sample, and whose rule gets those of all."""
+
+    def __init__(self, layer: StackedLayer) -> None:
+        super().__init__()
+        self.rule, self.sample = [layer], torch.empty(0)  # in a list: it is no module of the user's
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the rule; a constant is the same for all samples."""
+        out: Tensor = _AllSamples.apply(x, self.sample, self.rule[0])  # type: ignore[no-untyped-call]
+        return out
+
+
+class _AllSamples(torch.autograd.Function):
+    """Under `vmap`, a rule on the long batch."""
+
+    @staticmethod
+    def forward(_x: Tensor, _sample: Tensor, _rule: StackedLayer) -> Tensor:
+        """Nobody calls it outside `vmap`."""
+        raise NotImplementedError
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ANN401 - torch's own
+        """Keep nothing: autograd looks into the rule."""
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], x: Tensor, _sample: Tensor, rule: StackedLayer) -> Any:  # noqa: ANN401
+        """Lay the samples out as the long batch.
+
+        Guarantee: a rule sees one row per sample, as `positions` counted them.
+        """
+        rows = x.expand(info.batch_size, *x.shape) if dims[0] is None else x.movedim(dims[0], 0)
+        if rows.ndim < 2 or rows.shape[1] != 1:
+            raise Refused("a layer is not called with one row per sample", "keep the batch as the first axis")
+        return rule(rows.flatten(0, 1))[:, None], 0
 
 
 def ruled_layers(model: nn.Module) -> list[str]:
@@ -93,8 +216,49 @@ def ruled_layers(model: nn.Module) -> list[str]:
     return [name for name, layer in model.named_modules() if _ruled(layer)]
 
 
+def called_once(model: nn.Module, made_up: Tensor) -> list[str]:
+    """Name the layers with a rule that the model calls once, and whose parameters no other layer has."""
+    every = [p for _, p in model.named_parameters(remove_duplicate=False)]
+    layers = {name: model.get_submodule(name) for name in ruled_layers(model)}
+    counts = dict.fromkeys(layers, 0)
+    with _watched(layers, lambda name, _out: counts.update({name: counts[name] + 1})), torch.no_grad():
+        model(_as_parameters(model, made_up))
+    return [
+        name for name, layer in layers.items()
+        if counts[name] == 1 and all(sum(p is one for one in every) == 1 for p in layer.parameters())
+    ]  # fmt: skip
+
+
+def _as_parameters(model: nn.Module, made_up: Tensor) -> Tensor:
+    """Return samples where the model lies, and in its precision."""
+    like = next(model.parameters(), made_up)
+    return made_up.to(like.device, like.dtype if made_up.is_floating_point() else made_up.dtype)
+
+
+@contextlib.contextmanager
+def _watched(layers: dict[str, nn.Module], note: Callable[[str, Any], object]) -> Iterator[None]:
+    """Call note(name, output) whenever one of these layers is called."""
+    hooks = [
+        layer.register_forward_hook(lambda _layer, _given, out, name=name: note(name, out) and None)
+        for name, layer in layers.items()
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _rule(layer: nn.Module) -> type[StackedLayer] | None:
+    """Return the rule of a layer's class, or of the class whose forward it inherits; None: there is none."""
+    found = next((kind for kind in type(layer).__mro__ if kind in RULES), None)
+    if found is None or type(layer).forward is not found.forward or next(layer.children(), None) is not None:
+        return None
+    return RULES[found]
+
+
 def _ruled(layer: nn.Module) -> bool:
-    rule = RULES.get(type(layer))
+    rule = _rule(layer)
     hooked = layer._forward_hooks or layer._forward_pre_hooks
     return rule is not None and not hooked and rule.suits(layer) and any(p.requires_grad for p in layer.parameters())
 
@@ -105,29 +269,15 @@ def positions(model: nn.Module, made_up: Tensor) -> int:
     A layer's rule declares it. A layer without one, or whose parameters are used without a call, is taken as if it were
     used at two, for it might be at many; its gradients are plain, so that sums have no more terms.
     """
-    owners = [layer for layer in model.modules() if next(layer.parameters(recurse=False), None) is not None]
-    seen: dict[nn.Module, list[int]] = {layer: [] for layer in owners}
+    owners = {
+        name: layer for name, layer in model.named_modules() if next(layer.parameters(recurse=False), None) is not None
+    }
+    seen: dict[str, list[int]] = {name: [] for name in owners}
 
-    def note(layer: nn.Module, _given: object, out: Tensor) -> None:
-        rule = RULES.get(type(layer))
-        seen[layer].append(2 if rule is None else rule.positions(out))
+    def note(name: str, out: Any) -> None:  # noqa: ANN401 - a layer without a rule returns anything
+        rule = _rule(owners[name])
+        seen[name].append(2 if rule is None else rule.positions(out))
 
-    hooks = [layer.register_forward_hook(note) for layer in owners]
-    like = next(model.parameters(), made_up)
-    try:
-        with torch.no_grad():
-            model(made_up.to(like.device, like.dtype if made_up.is_floating_point() else made_up.dtype))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with _watched(owners, note), torch.no_grad():
+        model(_as_parameters(model, made_up))
     return max((max(places, default=2) for places in seen.values()), default=1)
-
-
-def covers(model: nn.Module, layout: Layout) -> bool:
-    """Tell whether every trained parameter belongs to exactly one layer with a rule, in layout order."""
-    owned: list[str] = []
-    for name in ruled_layers(model):
-        prefix = f"{name}." if name else ""
-        owned += [prefix + p for p, value in model.get_submodule(name).named_parameters() if value.requires_grad]
-    all_or_none: Sequence[str] = [n for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
-    return owned == list(layout.names) == all_or_none
