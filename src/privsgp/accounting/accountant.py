@@ -1,9 +1,10 @@
 """The certified accountant: ε of a run from the mechanism its algorithm declares.
 
-Every mechanism becomes a list of releases, each a sampled Gaussian or a SAGA release; together they become one curve
-δ(ε). Gaussians add up exactly; the rest is composed as privacy-loss distributions. Before any ε is returned, two other
-readings of the mechanism bracket it. It may not exceed the Rényi bound (`renyi_bound`). It may not lie below the ε that
-an observer certainly learns (`lower_bound`). Each process computes every ε itself: a file could hold a smaller one.
+Every mechanism becomes a list of releases: sampled Gaussians, SAGA releases, and those of a person at sites that share
+noise. Together they become one curve δ(ε). Gaussians add up exactly; the rest is composed as privacy-loss
+distributions. Before any ε is returned, two other readings of the mechanism bracket it. It may not exceed the Rényi
+bound (`renyi_bound`). It may not lie below the ε that an observer certainly learns (`lower_bound`). Each process
+computes every ε itself: a file could hold a smaller one.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from privsgp.accounting.mechanisms import (
     Shared,
     Summed,
 )
+from privsgp.accounting.mixture import MOST_SITES, Mixture
 from privsgp.accounting.saga import Ends, Geometry
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-Release = Sampled | Geometry
+Release = Sampled | Geometry | Mixture
 SMALLEST, LARGEST = 1e-7, 1e60  # shifts, in units of σ: below, sampling is not worth counting; above, nothing is left
 SLACK = 0.02  # by which discretisation may blur the bracket
 # Composition takes the worst admissible pair at each ε, Rényi divergence at each order: where no pair is the worst at
@@ -145,7 +147,7 @@ def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> tuple[s
     words += mechanism.assumptions()
     if _grouped(_bases(mechanism, 1), relation):
         words.append("replace-one follows from zero-out by group privacy: 2ε and (1 + e^ε) δ")
-    if _linked(mechanism) > 1:
+    if _linked(mechanism, relation) > 1:
         words.append("several sites that share noise follow from one by group privacy: s ε and (1 + e^ε + …) δ")
     return tuple(words)
 
@@ -206,6 +208,8 @@ def _unsampled(release: Release) -> float:
     """Return the largest shift between neighbours that a release can show when its coin is known."""
     if isinstance(release, Geometry):
         return release.shift * (1 + (release.scale / release.rate - 1) * release.reach)
+    if isinstance(release, Mixture):
+        return release.farthest
     return release.mu * (1 + release.replace)
 
 
@@ -218,8 +222,11 @@ def _run(mechanism: Mechanism, steps: int, relation: Relation) -> _Run | None:
         return None
     grouped = _grouped(bases, relation)
     replace = relation == "replace-one" and not grouped
-    counted = tuple((_within_reason(_KINDS[type(base)](base, replace=replace)), n) for base, n in bases if n)
-    in_a_row = (2 if grouped else 1) * _linked(mechanism)
+    linked = _linked(mechanism, relation)
+    person = mechanism.person if linked == 1 else None
+    releases = ((_together(_KINDS[type(base)](base, replace=replace), person), n) for base, n in bases if n)
+    counted = tuple((_within_reason(release), n) for release, n in releases)
+    in_a_row = (2 if grouped else 1) * linked
     return None if any(_unsampled(release) > LARGEST for release, _ in counted) else _Run(counted, in_a_row)
 
 
@@ -243,10 +250,9 @@ def _bases(mechanism: Mechanism, steps: int) -> list[tuple[Mechanism, int]]:
         case Summed():  # a sample moves the sum of n messages as it moves its node's own; the noise there is √n σ
             noise = math.sqrt(mechanism.nodes)
             return [(base.with_sigma(noise * base.sigma), n) for base, n in _bases(mechanism.base, steps)]
-        case PersonLevel():  # sites with noise of their own compose; one that shares it shows others too
+        case PersonLevel():  # sites with noise of their own compose; for those that share it see `_together`
             apart = mechanism.sites if mechanism.shared is None else 1
-            away = 1.0 if mechanism.shared is None or _linked(mechanism) > 1 else mechanism.together
-            return [(base.with_sigma(base.sigma / away), apart * n) for base, n in _bases(mechanism.base, steps)]
+            return [(base, apart * n) for base, n in _bases(mechanism.base, steps)]
         case Composed():
             return [pair for part, count in mechanism.parts for pair in _bases(part, steps * count)]
         case Anchored():
@@ -258,7 +264,8 @@ def _bases(mechanism: Mechanism, steps: int) -> list[tuple[Mechanism, int]]:
 def _within_reason(release: Release) -> Release:
     """Return the release, or the plain Gaussian above it where its losses are too small or too large for a grid."""
     shift = _unsampled(release)
-    if shift >= SMALLEST and (isinstance(release, Sampled) or release.shift < 20):
+    near = 20.0 if isinstance(release, Geometry) else 10.0 if isinstance(release, Mixture) else math.inf
+    if shift >= SMALLEST and (release.shift if isinstance(release, Geometry) else shift) < near:
         return release
     return Sampled(1.0, max(shift, SMALLEST * 1e-20))  # between neighbours: replacing is in it
 
@@ -268,21 +275,30 @@ def _amplified(mechanism: Mechanism) -> bool:
     return mechanism.sampling == "poisson" and mechanism.rate < 1
 
 
-def _linked(mechanism: Mechanism) -> int:
+def _linked(mechanism: Mechanism, relation: Relation) -> int:
     """Return at how many sites in a row a person is taken out, one after the other, where no more is proved.
 
-    That is so if sites share noise and a person is drawn by coins.
+    That is so if sites share noise and a person is drawn by coins: for SAGA, for replaced persons and for many sites.
     """
     person = mechanism.person
     if person is None or person.shared is None:
         return 1
-    return person.sites if any(_coins(base) for base, _ in _bases(person.base, 1)) else 1
+    releases = [_KINDS[type(base)](base, replace=False) for base, _ in _bases(person.base, 1)]
+    if relation == "zero-out" and person.sites <= MOST_SITES:
+        chained = any(isinstance(release, Geometry) for release in releases)
+    else:
+        chained = any(release.rate < 1 for release in releases)
+    return person.sites if chained else 1
 
 
-def _coins(mechanism: Mechanism) -> bool:
-    """Whether a release depends on coins that are counted as secret."""
-    release = _KINDS[type(mechanism)](mechanism, replace=False)
-    return isinstance(release, Geometry) or release.rate < 1
+def _together(release: Release, person: PersonLevel | None) -> Release:
+    """Return a release of one site as that of all sites of a person which share noise."""
+    if person is None or person.shared is None or person.sites == 1:
+        return release
+    assert isinstance(release, Sampled)  # noqa: S101 - `_linked`
+    if release.rate == 1:
+        return Sampled(1.0, release.mu * person.together, release.replace)
+    return Mixture(release.rate, release.mu, person.sites, person.correlation)
 
 
 def _neighbour(curve: Curve, in_a_row: int) -> Curve:
