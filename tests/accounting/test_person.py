@@ -85,6 +85,25 @@ def test_the_correlation_of_equal_sites_is_that_of_the_inverse_covariance(nodes,
         )
 
 
+@pytest.mark.parametrize("sizes", [(100, 100, 100, 100, 100), (100, 200, 300, 50, 120), (10, 1000, 10, 500, 30)])
+@pytest.mark.parametrize("honest", [2, 3, 5])
+def test_what_messages_show_of_each_other_is_the_worst_over_all_honest_sets(sizes, honest):
+    shifts = [1 / J for J in sizes]
+    weights = [0.2, 0.25, 0.15, 0.3, 0.1] if honest == 3 else None
+    covariance = solve([2 / J for J in sizes], honest, 2.0, NoiseGraph(5), weights)
+    moved = np.array(covariance.steps) * shifts
+    mu, worst, nodes = np.array(shifts) / covariance.effective(honest), 0.0, range(5)
+    found = covariance.correlation(honest, shifts)
+    for size in range(honest, 6):
+        for chosen in itertools.combinations(nodes, size):
+            M = np.outer(moved[list(chosen)], moved[list(chosen)]) * np.linalg.inv(covariance.among(chosen))
+            for a, b in itertools.combinations(range(size), 2):
+                worst = max(worst, M[a, b] / max(mu[chosen[a]], mu[chosen[b]]) ** 2)
+    assert worst <= found <= 1.1 * worst + 1e-6
+    if len(set(sizes)) == 1 and weights is None:
+        assert found == pytest.approx(0.5, rel=1e-6)
+
+
 def mixture(shift, correlation, rate):
     """Return P and Q on a grid: two sites, each with a coin, Gram matrix M = shift² [[1, a], [a, 1]]."""
     root = shift * np.linalg.cholesky([[1, correlation], [correlation, 1]] + 1e-12 * np.eye(2))

@@ -129,6 +129,30 @@ class PairwiseCovariance:
         variances = _worst(self, honest)
         return [math.sqrt(v) * (1 - DOWN) / step for v, step in zip(variances, self.steps, strict=True)]
 
+    def correlation(self, honest: int, shifts: Sequence[float]) -> float:
+        """Return a bound on M_ij / max(μ_i, μ_j)² for a person who moves the messages of nodes i ≠ j by `shifts`.
+
+        Guarantee: for a person at up to three nodes, all honest, and every set H ⊇ S of at least `honest` of them, the
+        matrix M_ij = Δ_i Δ_j (S_H⁻¹)_ij is at most, entry by entry, μ² on its diagonal and a μ² elsewhere, where a is
+        what is returned and μ the largest shift of these nodes in units of their σ_eff.
+        """
+        order = np.argsort(self.own, kind="stable")
+        own, n = np.array(self.own)[order], self.graph.nodes
+        moved = (np.array(self.steps) * shifts)[order]
+        mu = (np.array(shifts) / self.effective(honest))[order]
+        i, j = np.triu_indices(n, 1)
+        found = 0.0
+        for h in range(max(honest, 2), min(max(honest, 3), n) + 1):
+            e = 1 / np.maximum(own + h * self.pair, 1e-300)
+            first = np.append(0.0, np.cumsum(e))
+            # With the h − 2 others that have the least noise of their own:
+            others = np.where(
+                i >= h - 2, first[h - 2], np.where(j >= h - 1, first[h - 1] - e[i], first[h] - e[i] - e[j])
+            )
+            shown = moved[i] * moved[j] * e[i] * e[j] * self.pair / (1 - self.pair * (e[i] + e[j] + others))
+            found = max(found, float((shown / np.maximum(mu[i], mu[j]) ** 2).max()))
+        return min(found * (1 + DOWN) ** 2, 1.0)
+
     def refuse_large_pairs(self) -> None:
         """Refuse pairs that share more noise, beside a node's own, than is counted of what their sampler costs."""
         least = min(self.own)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 _ROOM = 1 + 2.0**-17  # for what the sampler of shared noise costs where other nodes add less than a node expects
-_SAME = 1e-6  # between two correlations of equal sites
 _APART = 1e12  # by which σ of two nodes may differ: beyond, the weight of one in the average would vanish
 
 
@@ -154,7 +153,8 @@ def calibrate_nodes(
     if graph is not None:
         mechanisms = [Shared(m, config.honest, graph.partners) for m in mechanisms]
 
-    mechanisms = [by_person(config, m, samples) for m in mechanisms]
+    shown = 1.0 if graph is None else shared_noise.correlation(config, graph, samples)
+    mechanisms = [by_person(config, m, samples, shown) for m in mechanisms]
     search = functools.cache(calibration.sigma)  # nodes that are alike need the same
     if allowance is not None:
 
@@ -181,8 +181,8 @@ def calibrate_nodes(
         least, worth = min(covariance.own_sigma), covariance.effective(config.honest)
         bases = [m.changed(coordinates=coordinates, sigma=sigma) for m, sigma in zip(bare, worth, strict=True)]
         shared = [Shared(m, config.honest, graph.partners, least) for m in bases]
-        mechanisms = [by_person(config, m, samples) for m in shared]
-        shared_noise.refuse_correlated(mechanisms, covariance)
+        shifts = [m.largest_shift for m in shared]
+        mechanisms = [by_person(config, m, samples, covariance.correlation(config.honest, shifts)) for m in shared]
         curve = functools.partial(_curve, config, samples, covariance, shared, deltas)
 
     def epsilon(node: int, releases: int) -> float:
@@ -191,24 +191,17 @@ def calibrate_nodes(
     return NodeBudgets(mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon, covariance, curve)
 
 
-def by_person(config: Config, mechanism: Mechanism, samples: Sequence[int]) -> Mechanism:
-    """Return the mechanism for persons, where a sample is one.
-
-    Sites that are alike and share noise show of each other's messages 1 − 1/ρ of what their own show; others at most
-    all of it (privacy.md).
-    """
+def by_person(config: Config, mechanism: Mechanism, samples: Sequence[int], shown: float = 1.0) -> Mechanism:
+    """Return the mechanism for persons, where a sample is one; `shown` is what messages show of each other."""
     rows, p = config.data.rows_per_person, config.privacy
     if rows is None:
         return mechanism
-    alike = len(set(samples)) == 1 and config.algorithm.weights == "equal"
-    alike = alike and not any(isinstance(value, list) for value in (p.epsilon, p.delta, p.sigma))
     unequal = len(set(samples)) > 1 and p.sigma is not None
     if p.sites_per_person > 1 and (unequal or any(isinstance(value, list) for value in (p.epsilon, p.delta, p.sigma))):
         raise Refused(
             f"privacy.sites_per_person = {p.sites_per_person} at sites with different noise or budgets",
             "give one epsilon and one delta for all sites: ε of a person at several sites is counted for sites alike",
         )
-    shown = min(1.0, (1 - 1 / config.pair_ratio) * (1 + _SAME)) if alike else 1.0
     return PersonLevel(mechanism, rows, p.sites_per_person, shown)
 
 
@@ -217,9 +210,13 @@ def _curve(
     deltas: Sequence[float], node: int, releases: int,
 ) -> list[tuple[int, float]]:  # fmt: skip
     """Return ε of a node by how many nodes are honest."""
+    shifts = [m.largest_shift for m in shared]
 
     def epsilon(m: Mechanism) -> float:
-        found = accountant.epsilon(by_person(config, m, samples), releases, deltas[node], config.privacy.relation)
+        shown = covariance.correlation(1 if m.shared is None else m.shared.honest, shifts)
+        found = accountant.epsilon(
+            by_person(config, m, samples, shown), releases, deltas[node], config.privacy.relation
+        )
         return found.epsilon
 
     return trust_curve(covariance, node, shared[node], epsilon)

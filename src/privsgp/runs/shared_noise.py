@@ -14,11 +14,11 @@ from privsgp.transport.world import World, blocks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.accounting.pairwise import NoiseGraph
     from privsgp.runs.config import Config
 
 _SIMILAR = 0.01  # by which shared noise that two sites computed may differ: a minimum is searched for
+_SAME = 1e-6  # between two correlations of equal sites
 LEAST = 1e-100  # a σ that another process may send: weights are made of its square
 
 
@@ -78,15 +78,14 @@ def _refuse_too_little(
             )
 
 
-def refuse_correlated(mechanisms: Sequence[Mechanism], covariance: PairwiseCovariance) -> None:
-    """Refuse shared noise of which messages show more of each other than is counted for a person at several sites.
+def correlation(config: Config, graph: NoiseGraph, samples: Sequence[int]) -> float:
+    """Return what messages will show of each other if one ε holds for all nodes: they need σ_i in proportion to 1/J_i.
 
-    With own variances D and a pair's s², that is s²/(s² + D) for any number of honest sites.
+    It is a search's start. Once noise is known, `PairwiseCovariance.correlation` is counted.
     """
-    shown = covariance.pair / (covariance.pair + min(covariance.own))
-    for person in (m.person for m in mechanisms if m.person is not None):
-        if person.correlation < 1 and (shown > person.correlation or len(set(covariance.own)) > 1):
-            raise Refused(
-                f"shared noise with a correlation of {shown:g}, and {person.correlation:g} was counted",
-                "nothing was sent; report this: sites that are alike must have noise that is alike",
-            )
+    p, needed = config.privacy, [1 / J for J in samples]
+    if config.data.rows_per_person is None or isinstance(p.epsilon, list) or isinstance(p.delta, list):
+        return 1.0
+    weights = node_weights(config.algorithm.weights, samples, needed, shared=True)
+    found = solve(needed, config.honest, config.pair_ratio, graph, weights).correlation(config.honest, needed)
+    return min(1.0, found * (1 + (_SAME if len(set(samples)) == 1 else _SIMILAR)))
