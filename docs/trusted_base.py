@@ -36,7 +36,6 @@ TRUSTED: dict[str, dict[str, str]] = {
         "accounting/curve.py": "Turns a δ(ε) curve into that of a group without making it smaller.",
         "accounting/ledger.py": "Never counts fewer releases than were sent.",
         "accounting/mechanisms.py": "Describes a message: this object sets sampler, clip and noise, and is counted.",
-        "accounting/mixture.py": "Bounds both hockey sticks of a person whom several sites with shared noise draw.",
         "accounting/pld.py": "Rounds privacy losses up when it discretises and composes them.",
         "accounting/rdp.py": "Bounds Rényi divergences from above.",
         "accounting/renyi_bound.py": "Computes a second ε for every mechanism, from the mechanism's own numbers.",
@@ -100,6 +99,7 @@ TRUSTED: dict[str, dict[str, str]] = {
         "transport/world.py": "Gives a process that is alone its own values back.",
     },
     PAIRWISE: {
+        "accounting/mixture.py": "Bounds both hockey sticks of a person whom several sites with shared noise draw.",
         "accounting/pairwise.py": "Computes each node's effective noise against the worst coalition of the others.",
         "randomness/pairwise.py": "Adds a pair's noise with opposite signs, and each node's own noise.",
         "runs/shared_noise.py": "Refuses shared noise that is worth less to a node than it needs.",

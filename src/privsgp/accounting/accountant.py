@@ -29,14 +29,16 @@ from privsgp.accounting.mechanisms import (
     Shared,
     Summed,
 )
-from privsgp.accounting.mixture import MOST_SITES, Mixture
 from privsgp.accounting.saga import Ends, Geometry
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-Release = Sampled | Geometry | Mixture
+    from privsgp.accounting.mixture import Mixture
+
+    Release = Sampled | Geometry | Mixture
+
 SMALLEST, LARGEST = 1e-7, 1e60  # shifts, in units of σ: below, sampling is not worth counting; above, nothing is left
 SLACK = 0.02  # by which discretisation may blur the bracket
 # Composition takes the worst admissible pair at each ε, Rényi divergence at each order: where no pair is the worst at
@@ -44,6 +46,7 @@ SLACK = 0.02  # by which discretisation may blur the bracket
 ENVELOPE = 0.2
 
 
+MOST_SITES = 3  # with more, neither the mixture nor the Rényi sum over all patterns of coins is a good bound
 _MOST = 2**53  # releases: beyond, floats no longer count one by one
 
 
@@ -208,9 +211,7 @@ def _unsampled(release: Release) -> float:
     """Return the largest shift between neighbours that a release can show when its coin is known."""
     if isinstance(release, Geometry):
         return release.shift * (1 + (release.scale / release.rate - 1) * release.reach)
-    if isinstance(release, Mixture):
-        return release.farthest
-    return release.mu * (1 + release.replace)
+    return release.mu * (1 + release.replace) if isinstance(release, Sampled) else release.farthest
 
 
 def _run(mechanism: Mechanism, steps: int, relation: Relation) -> _Run | None:
@@ -264,8 +265,8 @@ def _bases(mechanism: Mechanism, steps: int) -> list[tuple[Mechanism, int]]:
 def _within_reason(release: Release) -> Release:
     """Return the release, or the plain Gaussian above it where its losses are too small or too large for a grid."""
     shift = _unsampled(release)
-    near = 20.0 if isinstance(release, Geometry) else 10.0 if isinstance(release, Mixture) else math.inf
-    if shift >= SMALLEST and (release.shift if isinstance(release, Geometry) else shift) < near:
+    near = isinstance(release, Sampled) or (release.shift < 20 if isinstance(release, Geometry) else shift < 10)
+    if shift >= SMALLEST and near:
         return release
     return Sampled(1.0, max(shift, SMALLEST * 1e-20))  # between neighbours: replacing is in it
 
@@ -298,6 +299,8 @@ def _together(release: Release, person: PersonLevel | None) -> Release:
     assert isinstance(release, Sampled)  # noqa: S101 - `_linked`
     if release.rate == 1:
         return Sampled(1.0, release.mu * person.together, release.replace)
+    from privsgp.accounting.mixture import Mixture  # most runs need it not
+
     return Mixture(release.rate, release.mu, person.sites, person.correlation)
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-MOST_SITES = 3  # with more, neither this nor the Rényi sum has enough boxes for a good bound
 _BOXES = 150_000  # up to a permutation of the sites
 _FAR = 10.0  # σ beyond the farthest mean: there P counts as an infinite loss
 _OFF = 2.0**-36  # relative error of sums of up to 2 · _BOXES masses, each exact to 2⁻⁴²
