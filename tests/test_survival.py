@@ -38,7 +38,7 @@ def test_targets_keep_times_to_the_last_edge_and_events(people):
 
 def test_what_is_no_target_or_no_time_is_refused():
     for bad in ([[1.5, 0]], [[0.5, 0.5]], [[-0.5, 0.5]]):
-        with pytest.raises(Refused, match="no survival target"):
+        with pytest.raises(Refused, match="not a survival target"):
             survival.decoded(np.array(bad))
     for time, bins in (([-1.0], BINS), ([1.0], [3, 2]), ([np.nan], BINS)):
         with pytest.raises(Refused):
@@ -191,5 +191,5 @@ def test_a_schema_of_survival_is_refused_by_its_key():
         schemas.parse(text | {"target": text["target"] | {"bins": [1, 2]}})
     with pytest.raises(Refused, match=r"target.time"):
         schemas.parse({"target": {"type": "survival"}})
-    with pytest.raises(Refused, match=r"target has no such type\n.*type = 'survival'"):
+    with pytest.raises(Refused, match=r"target has an unknown type\n.*type = 'survival'"):
         schemas.parse(text | {"target": {"type": "time"}})

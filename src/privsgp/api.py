@@ -302,7 +302,7 @@ def _brought(
     count = d.classes or next((one.classes for one in found if one.classes is not None), None)
     if test is not None:
         if first.x_test is not None:
-            raise Refused("test=… beside data with test data of their own", "leave test out, or give arrays (x, y)")
+            raise Refused("test=… was given, and data have test data too", "leave test out, or give arrays (x, y)")
         public = _one(test, "test", own=False, **form)
         first, count = with_tests(first, public.dataset.x, public.dataset.y), count or public.classes
     if several:

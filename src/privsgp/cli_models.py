@@ -109,7 +109,7 @@ def evaluate(
         _evaluate_privately(run, file, changes or [], data_dir, as_json=as_json)
         return
     if changes:
-        raise Refused("--set without --private", "leave it out: public data need no [evaluation]")
+        raise Refused("--set was given without --private", "leave it out: public data need no [evaluation]")
     from privsgp.accounting.book import Book
     from privsgp.engine.folder import Folder
     from privsgp.report.terminal import err, show, tell

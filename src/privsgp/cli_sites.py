@@ -68,7 +68,8 @@ def init(
 
     if (address is None) != outbound_only:
         raise Refused(
-            "not one of --address and --outbound-only", "say where others can dial this site, or that none can"
+            "give either --address or --outbound-only",
+            "--address HOST:PORT if others can dial this site, else --outbound-only",
         )
     made = Site.create(_home(home), name, address=address, listen=listen, proxy=proxy)
     path = Path(f"{name}.card")
@@ -188,7 +189,7 @@ def _like(settings: Config, path: Path | None) -> Dataset:
         refuse_counted(settings, path, found)
         return found
     if not settings.data.published:
-        raise Refused("no --data", "name a file whose samples are like everybody's: their shape decides on the model")
+        raise Refused("--data is missing", "name a file with samples of the agreed shape, which fixes the model")
     return data.load(settings.data.name, task=task)
 
 

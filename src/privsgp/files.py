@@ -75,7 +75,7 @@ def packaged(package: str, name: str, sha256: str, install: str) -> bytes:
     except OSError as error:
         raise Refused(f"{path} cannot be read: {error.strerror}", f"install it again: {install}") from error
     if hashlib.sha256(raw).hexdigest() != sha256:
-        raise Refused(f"{path} is not the file that is known by this name", f"install it again: {install}")
+        raise Refused(f"{path} is not the expected file: its hash differs", f"install it again: {install}")
     return raw
 
 

@@ -38,7 +38,7 @@ def load(entry: EntryPoint) -> Any:  # noqa: ANN401 - whatever a package offers
             return entry.load()
     except (ImportError, AttributeError) as error:
         raise Refused(
-            f"{entry.name!r} of an installed package, {entry.value}: {error}", "mend that package, or uninstall it"
+            f"{entry.name!r} of an installed package, {entry.value}: {error}", "repair that package, or uninstall it"
         ) from error
 
 

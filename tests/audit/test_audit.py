@@ -223,7 +223,7 @@ def test_real_records_are_not_used():
 @pytest.mark.parametrize(
     ("given", "arguments", "told"),
     [
-        ({"algorithm": "sgp"}, {}, "it promises nothing"),
+        ({"algorithm": "sgp"}, {}, "audit an algorithm that adds noise"),
         ({"algorithm": "adp2-sgd"}, {}, "in step"),
         ({"privacy": {"sigma": 0.0}}, {}, "sigma = 0"),
         ({}, {"canaries": 0}, "canaries = 0"),

@@ -62,7 +62,7 @@ def test_classes_are_counted_in_the_public_labels():
         ({"classes": 3, "x_test": X, "y_test": Y + 1}, r"y_test\[2\] = 3 is outside 0..2"),
         ({"y": Y[:, None]}, r"y has shape \(4, 1\)"),
         ({"y": Y.astype(str)}, "y has dtype"),
-        ({"x_test": X}, "only one is there"),
+        ({"x_test": X}, "only one of"),
         ({"x_test": X[:, :2], "y_test": Y}, r"x has shape \(3,\), one of x_test \(2,\)"),
         ({"y": replaced(Y, 1, np.nan), "task": "regression"}, r"y\[1\] = nan is not finite"),
         ({"y": X[:, :, None], "task": "regression"}, r"y has shape \(4, 3, 1\)"),

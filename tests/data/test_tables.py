@@ -199,7 +199,7 @@ def test_a_file_that_claims_to_be_vast_is_refused_before_memory_is_taken(tmp_pat
 def test_what_is_no_table_or_not_there_is_refused(tmp_path):
     with pytest.raises(Refused, match="does not exist"):
         tables.read(tmp_path / "t.csv", SCHEMA)
-    with pytest.raises(Refused, match="is no table"):
+    with pytest.raises(Refused, match="is not a table"):
         tables.read(tmp_path / "t.xlsx", SCHEMA)
 
 

@@ -38,7 +38,7 @@ def _no_traceback(all_ended):
 def test_nobody_else_sets_a_sites_noise(tmp_path, word):
     all_ended = _ran(tmp_path, BUDGETS, "hostile.say", liar=0, about=1, pattern=r"\[0\.\d+, 0\.\d+\]", word=word)
     assert all_ended[1].code == 2, all_ended[1].err
-    assert "changed in the meeting place" in all_ended[1].err
+    assert "changed at the meeting point" in all_ended[1].err
     _no_traceback(all_ended)
     assert not list((tmp_path / "out1").glob("ledger/*"))
 
@@ -74,7 +74,7 @@ def test_nobody_else_sets_a_sites_sizes(tmp_path, about, word):
     text = _sites(tmp_path)
     all_ended = _ran(tmp_path, text, "hostile.say", liar=0, about=about, pattern=r"\[100, 100\]", word=word)
     assert all_ended[1].code == 2, all_ended[1].err
-    assert ("changed in the meeting place" if about else "process 0 says") in all_ended[1].err
+    assert ("changed at the meeting point" if about else "process 0 says") in all_ended[1].err
     _no_traceback(all_ended)
 
 

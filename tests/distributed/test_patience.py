@@ -54,7 +54,7 @@ def test_an_exchange_does_not_outlast_patience_either(tmp_path):
     if code is None:
         started[1].kill()
     assert code == 130
-    assert "the meeting place does not answer" in cluster.ended(tmp_path / "said", started)[1].err
+    assert "the meeting point does not answer" in cluster.ended(tmp_path / "said", started)[1].err
 
 
 def test_a_cut_that_is_shorter_than_patience_does_not_end_a_run(tmp_path):

@@ -106,7 +106,7 @@ def test_batch_norm_in_evaluation_mode_is_a_fixed_map():
     [
         (_Centred(), "depend on the other samples"),
         (_Tossed(), "depend on the other samples"),
-        (nn.Flatten(0), "something else than one row per sample"),
+        (nn.Flatten(0), "do not give one row per sample"),
     ],
 )
 def test_an_encoder_that_is_no_map_of_each_sample_is_refused(module, words):

@@ -64,7 +64,7 @@ def test_too_many_directions_texts_and_another_file_are_refused(monkeypatch):
     with pytest.raises(Refused, match="it is for images"):
         make_encoder("synthetic-encoder", {}, (7,))
     monkeypatch.setattr(encoder, "_SHA256", "0" * 64)
-    with pytest.raises(Refused, match="is not the file"):
+    with pytest.raises(Refused, match="is not the expected file"):
         make_encoder("synthetic-encoder", {}, SHAPE)
 
 

@@ -200,7 +200,7 @@ def test_a_device_draws_with_its_own_key_though_another_thread_has_claimed_since
 def test_secure_keeps_its_keys(monkeypatch):
     source = Secure()
     for leak in (pickle.dumps, copy.copy, copy.deepcopy):
-        with pytest.raises(Refused, match="copy or pickle"):
+        with pytest.raises(Refused, match="cannot be copied or pickled"):
             leak(source)
     assert repr(source) == "Secure(keys hidden)"
     monkeypatch.setattr(os, "getpid", lambda: -1)

@@ -155,7 +155,7 @@ def test_a_pairs_noise_far_above_own_noise_was_not_counted_and_is_refused():
 
 
 def test_without_a_way_to_exchange_keys_nothing_is_shared_with_nodes_elsewhere():
-    with pytest.raises(Refused, match="no way to tell these a key"):
+    with pytest.raises(Refused, match="no protected way to exchange keys"):
         of_nodes(noise(), Secure(), range(2))
     of_nodes(noise(), Keyed(1), range(2))  # a simulation's follow from its seed
 
@@ -227,7 +227,7 @@ def test_shared_noise_of_an_old_memory_is_not_used(monkeypatch):
     node_noise.begin(0, torch.zeros(NODES, D))
     now = snapshot.clock_offset()
     monkeypatch.setattr(snapshot, "clock_offset", lambda: now + 3600)
-    with pytest.raises(Refused, match="put back to a snapshot"):
+    with pytest.raises(Refused, match="may come from a snapshot"):
         drawn(node_noise)
 
 
@@ -236,5 +236,5 @@ def test_releases_that_differ_in_noise_share_none():
     made = noise()
     anchored = Anchored(sigma=0.1, clip=1.0, batch=2, samples=9, period=5, anchor_noise=4.0)
     mechanisms = [Shared(anchored, HONEST, made.covariance.graph.partners)] * NODES
-    with pytest.raises(Refused, match="differ in noise"):
+    with pytest.raises(Refused, match="equal noise at every step"):
         made.of_nodes(range(NODES), mechanisms, Secure(), None)

@@ -187,14 +187,14 @@ def test_images(tmp_path):
     assert [row.split("/")[-1] for row in said[0]] == said[1]
     alone = runs.command("predict", run, tmp_path / "flat" / "dog-3.png").out.splitlines()[1]
     assert alone.split(",")[:2] == said[1][14].split(",")[:2]
-    assert "an image without a class" in runs.command("evaluate", run, tmp_path / "flat" / "dog-3.png").err
+    assert "an image outside a class folder" in runs.command("evaluate", run, tmp_path / "flat" / "dog-3.png").err
     shutil.copytree(tmp_path / "site-1", tmp_path / "copy")
     own = runs.command("evaluate", run, tmp_path / "copy")
     assert own.code == 2
     assert "was trained on" in own.err
     (tmp_path / "empty").mkdir()
     assert "empty has no image" in runs.command("predict", run, tmp_path / "empty").err
-    assert "is no .npz file" in runs.command("predict", run, tmp_path / "run.toml").err
+    assert "is not a file that this model can read" in runs.command("predict", run, tmp_path / "run.toml").err
 
 
 class Words(nn.Module):
@@ -288,8 +288,8 @@ def test_a_private_runs_own_table_is_refused_from_python_too(tmp_path):
     [
         (["site-0"], {}, "site-0 is a folder"),
         (["site-9"], {"images": {"labels": ["cat", "dog"]}}, "site-9 cannot be read"),
-        (["a.jsonl"], {}, "without a column of texts"),
-        (["a.csv"], {}, "a.csv without a schema"),
+        (["a.jsonl"], {}, "has no column of texts"),
+        (["a.csv"], {}, "a.csv has no schema"),
         ([(np.zeros((4, 3)), np.zeros(4))], {"text": {}}, "a tuple beside text=…"),
         (["site-0"], {"images": {"label": ["cat"]}}, "unknown key data.images.label"),
         (["site-0"], {"images": {"label": ["cat"]}}, "data.images without labels"),

@@ -72,7 +72,7 @@ def test_public_test_data_are_no_training_records(tmp_path, data):
 
 def test_a_data_set_with_test_data_takes_no_others(tmp_path):
     own = from_arrays(X, Y, X + 1, Y, classes=2)
-    with pytest.raises(Refused, match="test data of their own"):
+    with pytest.raises(Refused, match="data have test data too"):
         train(tmp_path / "out", own, nodes=2, test=(X + 2, Y), test_is_public=True)
     bare = from_arrays(X, Y, classes=2)
     result = train(tmp_path / "out", bare, nodes=2, test=(X + 2, Y), test_is_public=True)

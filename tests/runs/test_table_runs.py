@@ -234,7 +234,7 @@ def test_frames_and_files_from_python_are_the_same(place):
 
 
 def test_a_frame_without_a_schema_is_refused(place):
-    with pytest.raises(Refused, match="data without a schema"):
+    with pytest.raises(Refused, match="data has no schema"):
         privsgp.train(model(4), pa.table({"a": [1]}), out=place / "a", nodes=1, **SETTINGS)
 
 

@@ -193,7 +193,7 @@ POLICIES = {
     "delta_run = 1e-6": "1e-05",
     "weights = 600": "650",
     'algorithms = ["sgp"]': "privsgp",
-    "fewest = 3": "goes on with 2",
+    "fewest = 3": "continues with 2",
     'peers = ["XXXX"]': "aachen",
 }
 
@@ -263,7 +263,7 @@ def test_the_commands_of_agreements(budgeted, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("hidden", "weights", "why"),
     [
-        (10**9, 650, "has 75000000010 weights, and it says 650"),  # 300 GB
+        (10**9, 650, "says 650 weights, and its model has 75000000010"),  # 300 GB
         (10**19, 650, "more than can be counted"),
         (2 * 10**8, 75 * 2 * 10**8 + 10, "of memory are free"),
     ],

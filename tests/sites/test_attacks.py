@@ -702,7 +702,7 @@ def test_a_key_does_not_outlive_a_run_that_this_site_has_left(tmp_path):
     network = wire(c.sites[0], c.agreement, folder)
     assert key.exists()
     network.members.leave(Goodbye.make(c.sites[0], c.agreement.run, {}))
-    with pytest.raises(Refused, match="has left the run for good"):
+    with pytest.raises(Refused, match="has left the run, and cannot join it again"):
         join(c.study, c.files[0], home=c.sites[0].home, out=c.out(0))
     assert not key.exists()
 

@@ -81,7 +81,7 @@ def test_a_stolen_home_without_the_run_key_does_not_give_a_secret(six, keys, tmp
     keys[0].path.chmod(0o600)
     secret = keys[0]._secret(0, 1)
     stolen.path.write_bytes(keys[2].path.read_bytes())
-    with pytest.raises(Refused, match="not the key that others were told"):
+    with pytest.raises(Refused, match="not the key that this site sent"):
         stolen._secret(0, 1)
     keys[0].forget()
     with pytest.raises(Refused, match="is lost"):

@@ -145,11 +145,11 @@ def test_the_study_holds_the_schema_and_another_table_is_refused_before_signing(
         bring(agreement.config, hospitals.files[0])
     with pytest.raises(Refused, match="the study has a schema"):
         bring(agreement.config, hospitals.folder / "my.npz")
-    with pytest.raises(Refused, match="is this site's own data"):
+    with pytest.raises(Refused, match="has this site's own records"):
         bring(agreement.config, hospitals.files[1], hospitals.files[1])
     head, *rows = hospitals.files[1].read_text().splitlines()
     (hospitals.folder / "again.csv").write_text("\n".join([head, *rows[::-1][: len(rows) // 2]]) + "\n")
-    with pytest.raises(Refused, match="or half of its records are"):
+    with pytest.raises(Refused, match="half of them or more"):
         bring(agreement.config, hospitals.files[1], hospitals.folder / "again.csv")
     tested = bring(agreement.config, hospitals.files[1], hospitals.files[2])
     assert len(tested.y_test) == SIZES[2]
@@ -193,7 +193,7 @@ def test_own_records_as_the_test_set_of_another_file_are_own_records(three, tmp_
     for name, x in (("own", mine), ("fine", other)):
         np.savez(tmp_path / f"{name}.npz", **other | {f"{key}_test": value for key, value in x.items()})
     own, fine = tmp_path / "own.npz", tmp_path / "fine.npz"
-    with pytest.raises(Refused, match="or half of its records are"):
+    with pytest.raises(Refused, match="half of them or more"):
         bring(three.agreement.config, three.files[0], own)
     assert len(bring(three.agreement.config, three.files[0], fine).y_test) == len(other["y"])
 

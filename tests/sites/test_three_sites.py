@@ -213,7 +213,7 @@ def test_a_site_leaves_for_good_and_a_third_of_the_messages_is_lost(consortium):
     c.start(2)
     c.processes[2].join(PATIENCE)
     assert c.processes[2].exitcode == 2
-    assert "left the run for good" in c.log(2)
+    assert "left the run, and cannot join it again" in c.log(2)
 
 
 def test_with_fewer_sites_left_than_agreed_on_nobody_goes_on(consortium):

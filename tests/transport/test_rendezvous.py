@@ -130,7 +130,7 @@ def test_what_others_make_of_my_word_is_not_used():
             return world.real.multi_get(keys)
 
     world.real, world.store = world.store, Overwritten()
-    with pytest.raises(Refused, match="changed in the meeting place"):
+    with pytest.raises(Refused, match="changed at the meeting point"):
         world.all_gather_nodes([1.0, 2.0], NotNegative, 4)
 
 
@@ -143,7 +143,7 @@ def test_a_meeting_place_that_stands_still_is_missed_after_the_set_time():
 
     begun = time.monotonic()
     try:
-        with pytest.raises(PeerLost, match=r"the meeting place does not answer: within 0\.3 s"):
+        with pytest.raises(PeerLost, match=r"the meeting point does not answer: within 0\.3 s"):
             Processes(1, 2, Still(), 0.3).all_gather(1, Whole)
         assert time.monotonic() - begun < 5
     finally:

@@ -130,7 +130,7 @@ def check(steps: int, delta: float, relation: str) -> int:
     if not 0 <= count <= _MOST:
         raise Refused(f"steps = {steps!r}", f"the number of releases is a whole number from 0 to {_MOST:,}")
     if not 0 < delta < 1:
-        raise Refused(f"delta = {delta}", "take 0 < delta < 1, well below 1 / samples")
+        raise Refused(f"delta = {delta}", "take a δ between 0 and 1, well below 1 / samples")
     if relation not in get_args(Relation):
         raise Refused(f"relation = {relation!r}", "take 'zero-out' or 'replace-one'")
     return count

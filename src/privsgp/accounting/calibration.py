@@ -84,7 +84,8 @@ def refuse_vast(mechanism: Mechanism, steps: int, delta: float) -> None:
     """Refuse a run whose sampler would leave no δ, or no finite ε, however much noise it added."""
     if mechanism.coordinates and mechanism.seen_together > MOST_SUMMED:
         raise Refused(
-            f"sums of {mechanism.seen_together} nodes' messages", f"take {MOST_SUMMED} at most, or trust 'per-node'"
+            f"no ε is known for sums of {mechanism.seen_together} nodes' messages",
+            f"take {MOST_SUMMED} at most, or trust 'per-node'",
         )
     cost, why = Cost.of(mechanism, steps, 0.0), ""
     if cost.tail > delta / 4 or 3 * cost.variation > ASIDE[-1] * delta:

@@ -141,7 +141,7 @@ def replay(path: Path, file: BinaryIO, follow: Callable[[Line], None], seen: Seq
 def lost(path: Path, one: Seen) -> Refused:
     """Return the refusal of a file that is less than somebody knows of it."""
     return Refused(
-        f"{path} has lost lines, or is another: {one.by} knows it with {one.charged} releases",
+        f"{path} has lost lines, or is another ledger: {one.by} knows {one.charged} releases",
         "restore the ledger as it was when the run stopped: what was spent stays spent",
     )
 

@@ -49,7 +49,7 @@ class NoiseGraph:
 
     def __post_init__(self) -> None:
         if self.nodes < 2:
-            raise Refused(f"pairwise noise for {self.nodes} node", "take at least 2: noise is shared with somebody")
+            raise Refused(f"pairwise noise for {self.nodes} node", "take at least 2 nodes: pairs of nodes share noise")
 
     @property
     def partners(self) -> int:
@@ -125,7 +125,7 @@ class PairwiseCovariance:
         Assumes: the honest nodes' noise is ideal, fresh at every release, and theirs alone.
         """
         if not 1 <= honest <= self.graph.nodes:
-            raise Refused(f"honest = {honest} of {self.graph.nodes} nodes", "oneself is one of them: take 1 to n")
+            raise Refused(f"honest = {honest} of {self.graph.nodes} nodes", "take 1 to n, the node itself included")
         variances = _worst(self, honest)
         return [math.sqrt(v) * (1 - DOWN) / step for v, step in zip(variances, self.steps, strict=True)]
 

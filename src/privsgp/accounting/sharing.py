@@ -87,7 +87,7 @@ def refuse_impossible(graph: NoiseGraph, honest: int, ratio: float) -> None:
     if not 2 <= honest <= graph.nodes:
         raise Refused(
             f"privacy.honest = {honest} of {graph.nodes} nodes",
-            f"take 2 to {graph.nodes}, oneself included; who trusts nobody else takes privacy.noise = 'independent'",
+            f"take 2 to {graph.nodes}, the site itself included, or privacy.noise = 'independent' to trust nobody",
         )
     if not 1 < ratio < math.inf:
         raise Refused(f"privacy.pair_ratio = {ratio:g}", "take a number above 1; 1 would be independent noise")

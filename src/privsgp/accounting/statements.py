@@ -79,7 +79,7 @@ def statements(place: Path) -> list[Statement]:
 def _read(path: Path, known: Callable[[str], dict[int, list[Seen]]]) -> list[Segment]:
     header = ledger.first(path)
     if header is None:
-        raise Refused(f"{path} has not a single complete line", "nothing was spent from it")
+        raise Refused(f"{path} has not a single complete line", "remove it: nothing was spent from it")
     return ledger.read(path, known(header.run).get(header.node, []))
 
 

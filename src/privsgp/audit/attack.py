@@ -187,7 +187,7 @@ class Attacked(Randomness):
         first = gradients.pieces[0]
         if not (isinstance(first, Outer | Rows) and first.input_is_data):
             raise Refused(
-                "an audit of a model whose first layer is not linear on the data",
+                "audit cannot plant records: the model's first layer is not linear on the data",
                 "audit the same privacy settings with model.name = 'mlp' or 'logistic'",
             )
         delta = first.delta.double()

@@ -138,7 +138,7 @@ def audit(
     if not 0 < confidence < 1:
         raise Refused(f"confidence = {confidence}", "take a probability, such as 0.9999")
     if not config.private:
-        raise Refused(f"algorithm.name = {config.algorithm.name!r}", "it promises nothing: audit a private algorithm")
+        raise Refused(f"algorithm.name = {config.algorithm.name!r}", "it has no ε: audit an algorithm that adds noise")
     kind = ALGORITHMS[config.algorithm.name]
     if kind.asynchronous or kind.network not in ("directed", "undirected"):
         raise Refused(
@@ -155,7 +155,7 @@ def audit(
     with stage("attacked steps", runs * spec.steps) as done:
         ran = [run for number in range(runs) if (run := _run(spec, planted, number, done)).scores]
     if not ran:
-        raise Refused("an audit of runs that diverge at their first step", "take a smaller algorithm.step_size")
+        raise Refused("every audited run diverged at its first step", "take a smaller algorithm.step_size")
     scores = np.concatenate([one.scores for one in ran])  # [steps, n, sides, M]
     scores = (scores + BLUR * rng.standard_normal(scores.shape, dtype=np.float32)) / math.sqrt(1 + BLUR**2)
     alpha = (1 - confidence) / (STATEMENTS * spec.nodes)

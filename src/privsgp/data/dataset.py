@@ -113,7 +113,7 @@ def from_arrays(
     test set in `y`, which is for simulations: one record of a node must not change the shape of the model.
     """
     if (x_test is None) != (y_test is None):
-        raise Refused(f"{name}: of x_test and y_test only one is there", "give both, or neither")
+        raise Refused(f"{name}: only one of x_test and y_test is there", "give both, or neither")
     train = _pair(x, y, name, "", task, vocabulary)
     dataset = Dataset(name, *train, None, None, None, vocabulary=vocabulary)
     if x_test is not None:

@@ -51,7 +51,7 @@ class Dialect(Options):
         if twice := doubles([*names, *self.absent]):
             raise Refused(f"{where}: two columns become {twice[0]!r}", "rename each column to a name of its own")
         if unknown := [name for name in self.values if name not in names]:
-            raise Refused(f"{where}: [values] has no column {unknown[0]!r}", "use the names of the schema there")
+            raise Refused(f"{where}: [values] has no column {unknown[0]!r}", "use the schema's column names there")
         columns = [self._column(table.column(i), name) for i, name in enumerate(names)]
         gone = pa.nulls(table.num_rows, pa.string())
         return pa.table([*columns, *[gone] * len(self.absent)], [*names, *self.absent])

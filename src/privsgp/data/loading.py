@@ -176,7 +176,7 @@ def read_arrays(path: Path, form: Form, *, labelled: bool = True, own: bool = Fa
         return _encoded(tables.read(path, schema, labelled=labelled, own=own, persons=persons), schema, str(path))
     if path.suffix in TEXTS:
         remedy = 'name it: [data.text] column = "text", from Python text={"column": "text"}'
-        raise Refused(f"{path} without a column of texts", remedy)
+        raise Refused(f"{path} has no column of texts", remedy)
     arrays: Any = read_npz(path, ("x", "y") if labelled else ("x",))
     if form.persons is None or not labelled:
         return Found(**arrays)
@@ -211,7 +211,7 @@ def _read_images(path: Path, images: ImageOptions | None, *, labelled: bool) -> 
 def _needed(schema: Schema | None, where: str) -> Schema:
     """Refuse a table without a schema."""
     if schema is None:
-        raise Refused(f"{where} without a schema", 'name the public schema of its columns: schema = "schema.toml"')
+        raise Refused(f"{where} has no schema", 'name the public schema of its columns: schema = "schema.toml"')
     return schema
 
 

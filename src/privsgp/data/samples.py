@@ -70,4 +70,4 @@ def _items(given: torch_data.Dataset[Any]) -> tuple[Any, Any]:
 
 
 def _several(what: str) -> Refused:
-    return Refused(f"{what} has several inputs", "lay them side by side in one array; let forward take it apart")
+    return Refused(f"{what} has several inputs", "concatenate them in one array, and split it in forward")

@@ -58,7 +58,7 @@ def doubles(names: Sequence[str]) -> list[str]:
 
 def _once_each(values: list[str]) -> list[str]:
     if twice := doubles(values):
-        raise Refused(f"{twice[0]!r} stands there twice", "give each value once")
+        raise Refused(f"{twice[0]!r} is listed twice", "give each value once")
     return values
 
 
@@ -80,7 +80,7 @@ class Scaled(Options):
     @model_validator(mode="after")
     def _is_a_scale(self) -> Self:
         if (self.centre is None) != (self.scale is None):
-            raise Refused("of centre and scale only one is there", "give both, or a range")
+            raise Refused("only one of centre and scale is given", "give both, or a range")
         if self.range is not None and not self.range[0] < self.range[1]:
             raise Refused(f"range = {self.range}", "write [smallest, largest]")
         (low, high), (centre, scale) = self.limits, self.affine
@@ -116,7 +116,7 @@ class Number(Scaled):
     @model_validator(mode="after")
     def _has_a_scale(self) -> Self:
         if self.range is None and self.centre is None:
-            raise Refused("a number without a range", "give range = [smallest, largest], or centre and scale")
+            raise Refused("a column of numbers has no range", "give range = [smallest, largest], or centre and scale")
         low, high = self.limits
         if self.missing is not None and not low <= self.missing <= high:
             raise Refused(f"missing = {self.missing:g}", f"take a number from {low:g} to {high:g}")

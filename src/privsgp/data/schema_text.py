@@ -68,6 +68,6 @@ def refusal(error: ValidationError, where: str) -> Refused:
     if isinstance(cause, Refused):
         return Refused(f"{where}: {place}: {cause.what}", cause.remedy)
     if first["type"].startswith("union_tag"):
-        return Refused(f"{where}: {place} has no such type", f"take type = {' or '.join(map(repr, tags))}")
+        return Refused(f"{where}: {place} has an unknown type", f"take type = {' or '.join(map(repr, tags))}")
     told = first["msg"].replace("Input should", "it should").replace("Extra inputs are not permitted", "unknown key")
     return Refused(f"{where}: {place} = {first['input']!r:.80}: {told}", "see docs/howto/tables.md")

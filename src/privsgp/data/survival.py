@@ -61,5 +61,5 @@ def decoded(y: NDArray[Any]) -> tuple[Floats, Flags]:
     share = np.abs(y.astype(np.float64))
     after = share[:, 1:] > 0
     if (share > 1).any() or (after & ((share[:, :-1] < 1) | (y[:, :-1] < 0))).any():
-        raise Refused("y is no survival target", "make it by privsgp.data.survival.targets(time, event, bins)")
+        raise Refused("y is not a survival target", "make it by privsgp.data.survival.targets(time, event, bins)")
     return share.sum(1), np.asarray((y < 0).any(1))

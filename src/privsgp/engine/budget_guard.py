@@ -143,7 +143,7 @@ class BudgetGuard:
                 self._unsure = True
                 raise Refused(
                     f"{self.folder.checkpoint} holds a message of step {k}, which {ledger.path} has not paid for",
-                    "restore the run folder as it was when the run stopped: what is not paid for is not sent",
+                    "restore the run folder as it was when the run stopped: only paid steps are sent",
                 )
 
     def record(self, number: int, x: Tensor, node: int | None = None) -> None:

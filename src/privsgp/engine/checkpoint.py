@@ -148,7 +148,7 @@ def last_common(folder: Folder, world: World, shared: str) -> tuple[Path, Progre
     common = set(everybody[0]).intersection(*everybody[1:])
     if not common and all(everybody):
         raise Refused(
-            f"the processes' checkpoints are of the steps {everybody}: none is of all of them",
+            f"the processes' checkpoints are of the steps {everybody}: no step is in all of them",
             "put copies of one step back in all processes' folders, or begin again with another {out}",
             out=None,
         )
@@ -210,7 +210,7 @@ def load_arrays(path: Path, memory: Memory) -> None:
                 raise Refused(
                     f"{path} has {name} as {kept.dtype} {tuple(kept.shape)}, and this version keeps it as "
                     f"{like.dtype} {tuple(shape)}",
-                    "go on with the version that wrote it, or begin a new run",
+                    "continue with the version that wrote it, or begin a new run",
                 )
             for value, own in zip(values, torch.split(kept, [*map(len, values)]) if many else [kept], strict=True):
                 value.copy_(own)

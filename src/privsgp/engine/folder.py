@@ -214,7 +214,7 @@ def refuse_used(out: Path, *, resume: bool, secret: bool = False, restarted: boo
         )
     if secret and resume and not there:
         raise Refused(
-            "{resume} with {out}: there is no run to resume, and a new one would spend its budget anew",
+            "{resume} with {out}: there is no run to resume, and a new one would spend its budget again",
             "name the run's folder in {out}; to begin a run, start it without {resume}",
             resume=True,
             out=out,

@@ -180,7 +180,7 @@ class RunSpec:
             raise Refused(
                 f"nodes {self.here.start} … {self.here.stop - 1} hold {list(self.learning.samples)} samples and are "
                 f"counted as if they held {counted}",
-                "nothing was sent; report this: what is drawn from must be what is counted",
+                "nothing was sent; report this: privsgp must draw from the records that it counts",
             )
 
     def released(self, node: int, k: int) -> int:

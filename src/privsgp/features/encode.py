@@ -46,11 +46,11 @@ def frozen(module: nn.Module, sample: Tensor) -> nn.Module:
     with torch.no_grad():
         together = still(sample.float())
         if not isinstance(together, Tensor) or together.shape[:1] != sample.shape[:1] or together.dim() < 2:
-            raise Refused("features give something else than one row per sample", "return a tensor [B, ...]")
+            raise Refused("the features do not give one row per sample", "return a tensor [B, ...]")
         alone = torch.cat([still(row[None].float()) for row in sample])
     if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4, equal_nan=True):
         remedy = "make every operation of the encoder act on each sample alone, without dropout or coins"
-        raise Refused("features of a sample depend on the other samples of its batch", remedy)
+        raise Refused("the features of a sample depend on the other samples of its batch", remedy)
     return still
 
 

@@ -93,7 +93,9 @@ def outputs(name: str, *, classes: int | None, target_shape: tuple[int, ...]) ->
         return target_shape[0] if target_shape else 1
     if classes is None or classes < 2 or (name == "binary" and classes != 2):
         needs = "two classes" if name == "binary" else "at least two classes"
-        raise Refused(f"model.loss = {name!r} needs {needs}, the data has {classes}", "use another loss or other data")
+        raise Refused(
+            f"model.loss = {name!r} needs {needs}, and the data have {classes}", "use another loss, or other data"
+        )
     return 1 if name == "binary" else classes
 
 

@@ -199,5 +199,5 @@ def embedding(input_shape: tuple[int, ...], outputs: int, vocabulary: int | None
     """Return the model for sequences of tokens; refuse what is none."""
     if vocabulary is None or len(input_shape) != 1:
         what = f"model.name = 'embedding' with inputs of shape {list(input_shape)}, data.vocabulary = {vocabulary}"
-        raise Refused(what, "it takes sequences of tokens: say data.vocabulary, or [data.text] for texts")
+        raise Refused(what, "it takes sequences of tokens: set data.vocabulary, or [data.text] for texts")
     return _MeanEmbedding(vocabulary, width, outputs)

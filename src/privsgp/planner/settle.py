@@ -119,7 +119,7 @@ def network_of(config: Config, problem: Problem) -> Network:
     p, samples = config.privacy, problem.samples
     n = len(samples)
     if p.epsilon is None:
-        raise Refused("a plan without privacy.epsilon", "give a budget (privacy.epsilon = 3.0) to plan for")
+        raise Refused("run.toml has no privacy.epsilon", "give a budget (privacy.epsilon = 3.0) to plan for")
     budgets = list(zip(protection.per_node(p.epsilon, n), protection.per_node(p.delta, n), strict=True))
     sharing = Sharing(NoiseGraph(n), config.honest) if config.pairwise else None
     network = Network(
@@ -151,7 +151,8 @@ def source_of(config: Config, name: str, data_dir: Path | None = None, problem: 
         private = in_common(hashes_in(looked_at, d.form), [known[rows] for rows in problem.parts])
     if private:
         raise Refused(
-            f"{name} is the nodes' own data", "take 'synthetic' or public data: what is chosen by private data has no ε"
+            f"{name} is the nodes' own data",
+            "take 'synthetic' or public data: no ε covers a choice by private data",
         )
     return Source("public", name)
 
@@ -285,7 +286,7 @@ def _key(name: str) -> str:
 def _as_started(config: Config, started: Path) -> Config:
     """Return the configuration with the numbers that a run began with."""
     if not started.exists():
-        raise Refused(f"{started} is not there, and other processes have theirs", "bring this process's folder back")
+        raise Refused(f"{started} is missing, and other processes have theirs", "bring this process's folder back")
     old, auto = configs.started(started), config.algorithm.auto
     own = old.options("algorithm") if "name" in auto else {}
     values = {f"algorithm.{key}": getattr(old.algorithm, key) for key in auto}
@@ -323,7 +324,7 @@ def plan(config: Config, data_dir: Path | None = None, *, say: Say = lambda _wor
     """Plan a configuration as if its steps and step size were open, which is what one asks a planner about."""
     open_ = ("steps", "step_size", *config.algorithm.auto)
     if "name" not in open_ and config.algorithm.name not in PLANNED:
-        raise Refused(f"a plan for algorithm.name = {config.algorithm.name!r}", f"take one of {', '.join(PLANNED)}")
+        raise Refused(f"no plan for algorithm.name = {config.algorithm.name!r}", f"take one of {', '.join(PLANNED)}")
     return make(opened(config), problem_of(config, data_dir), data_dir, say=say)
 
 

@@ -262,7 +262,7 @@ class Secure(Streams):
         return "Secure(keys hidden)"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise Refused("a copy or pickle of a secure source", "make a new Secure(): keys stay in one object's memory")
+        raise Refused("a Secure() cannot be copied or pickled", "make a new Secure(): keys stay in one object's memory")
 
     def fill_normal(self, out: torch.Tensor, nodes: Sequence[int], step: int) -> None:
         """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`; each can be drawn once."""
@@ -331,7 +331,9 @@ class Secure(Streams):
     def _claim(self, purpose: str, nodes: Sequence[int], step: int) -> None:
         """Let nobody draw these again; refuse steps up to the last one drawn, and a node that is named twice."""
         if os.getpid() != self._process:
-            raise Refused("a secure source in a forked process", "make a new Secure() there: two copies would agree")
+            raise Refused(
+                "a Secure() was used in a forked process", "make a new Secure() there: two copies would agree"
+            )
         frontier, claimed = self._frontier.setdefault(purpose, {}), set[int]()
         for node in nodes:
             if step < frontier.get(node, 0) or node in claimed:

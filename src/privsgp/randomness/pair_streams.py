@@ -41,7 +41,7 @@ class PairStreams(Streams):
         return "PairStreams(keys hidden)"
 
     def __reduce_ex__(self, protocol: object) -> Any:  # noqa: ANN401 - it never returns
-        raise Refused("a copy or pickle of pair streams", "keys stay in one object's memory")
+        raise Refused("pair streams cannot be copied or pickled", "keys stay in one object's memory")
 
     def fill_normal(self, out: Tensor, nodes: Sequence[int], step: int) -> None:
         """Fill row r of `out` [m, d] with the standard normals of pair `nodes[r]`; each can be drawn once."""

@@ -97,8 +97,8 @@ def _pair_source(here: Ends, source: Source, exchange: KeyExchange | None) -> No
         return source.derived("pairs")
     if exchange is None and len(here.nodes) < here.graph.nodes:
         raise Refused(
-            f"noise that nodes {here.nodes.start} … {here.nodes.stop - 1} share with nodes elsewhere, and no way to "
-            "tell these a key",
+            f"noise that nodes {here.nodes.start} … {here.nodes.stop - 1} share with nodes in other processes has no "
+            "protected way to exchange keys",
             "take privacy.noise = 'independent', or let sites join with `privsgp join`, which exchange signed keys",
         )
     return Secure() if exchange is None else exchange(here)
@@ -206,7 +206,7 @@ def _refuse_uncounted(noise: PairwiseNoise, nodes: range, mechanisms: Sequence[M
     """Refuse noise that is worth less than a node's mechanism counts, whoever settled it."""
     if any(len(mechanism.kinds) > 1 for mechanism in mechanisms):
         raise Refused(
-            "pairwise noise with a method whose releases differ in noise",
+            "pairwise noise needs equal noise at every step, and this method's steps differ",
             "take privacy.noise = 'independent': pairs add the same noise at every step",
         )
     effective = noise.covariance.effective(noise.honest)

@@ -21,4 +21,4 @@ def clock_offset() -> float:
 def refuse_old_memory(since: float, remedy: str) -> None:
     """Refuse to go on if the clocks have moved against each other since they had this offset."""
     if abs(clock_offset() - since) > _PARTED:
-        raise Refused("the machine's clocks moved against each other: it may have been put back to a snapshot", remedy)
+        raise Refused("the machine's clocks moved against each other: it may come from a snapshot", remedy)

@@ -76,7 +76,7 @@ def run_all(
     hand keeps a checkpoint, and KeyboardInterrupt is raised. A task that is refused ends all of them.
     """
     if any(config.seed is None for config, _ in tasks):  # each would spend the nodes' budgets
-        raise Refused("several runs without a seed", "they are simulations: give the config a seed (seed = 0)")
+        raise Refused("the configuration has no seed", "set one (seed = 0): a comparison runs simulations")
     waiting = [task for task in tasks if not _done(*task)]
     stopping, others = Stopping(), multiprocessing.active_children()
     with stopping, ProcessPoolExecutor(jobs or len(os.sched_getaffinity(0)), _PROCESSES, _begin) as pool:

@@ -225,7 +225,7 @@ def known(name: str) -> Figure:
     """Return a figure by its name."""
     if name not in NAMES:
         what = f"no figure {name!r}" if name else "no figure is named"
-        raise Refused(what, f"take one of {', '.join(NAMES)}, or all; --list tells what the paper claims")
+        raise Refused(what, f"take one of {', '.join(NAMES)}, or all; --list shows the paper's claims")
     return FIGURES[name.partition("-")[2]]
 
 

@@ -139,7 +139,7 @@ def read(path: Path) -> dict[str, Any]:
     except (SafetensorError, OSError) as error:
         raise Refused(f"{path} cannot be read: {error}", "name a folder that `privsgp train` wrote") from error
     if not text.startswith("{"):
-        raise Refused(f"{path} does not say what model it holds", "it is older than this, or not a run's: train again")
+        raise Refused(f"{path} does not describe its model", "an older release may have written it: train again")
     return parsed(text.encode(), Card, str(path))
 
 

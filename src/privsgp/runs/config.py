@@ -749,7 +749,7 @@ def parse(values: dict[str, Any], changes: Sequence[str] = (), base: Path | None
     except ValidationError as error:
         raise refusal(error, kind, values, SECTIONS) from error
     except RecursionError as error:
-        raise Refused("a value without an end: brackets in brackets", "see run.toml in the README") from error
+        raise Refused("a value has too many nested brackets", "docs/reference/run-toml.md has all keys") from error
 
 
 def changes(started: Path, now: Config) -> list[str]:

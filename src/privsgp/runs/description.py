@@ -38,7 +38,7 @@ def describe(
     `asked` are keys of [sum]. `say` gets what error to expect, before the release.
     """
     if config.data.path is None:
-        raise Refused("no data.path", "describe is for tables of the sites")
+        raise Refused("run.toml has no data.path", "name the sites' tables: describe reads tables")
     problem = unencoded(config.with_section("data", sizes=None), data_dir, range(config.data.nodes))
     config = study(config, problem.samples, epsilon, delta, **asked)
     place = sums.next_folder(out or Path("descriptions"), config.name)
@@ -97,7 +97,7 @@ def written(config: Config, total: Total, place: Path) -> dict[str, Any]:
 
 def _schema(config: Config) -> Schema:
     if config.data.schema is None:
-        raise Refused("no data.schema", "describe is for tables of the sites: ranges are the schema's")
+        raise Refused("run.toml has no data.schema", "name one: describe uses its public ranges")
     if config.data.schema.times is not None:
         raise Refused("describe for a target of survival", "give it a schema whose target is another column")
     return config.data.schema

@@ -149,7 +149,7 @@ def load_problem(config: Config, data_dir: Path | None = None, world: World | No
     """
     world = world or World()
     if config.sum.kind is not None:
-        raise Refused(f"sum.kind = {config.sum.kind!r} for a model", "leave [sum] out: it is not for training")
+        raise Refused(f"sum.kind = {config.sum.kind!r} for a model", "remove [sum]: it is not for training")
     refuse_other_configurations(config, world)
     block = blocks(config.data.nodes, world.size)[world.rank]
     problem = world.all_or_none(

@@ -38,7 +38,7 @@ def resolve(config: Config, problem: Problem, started: Config | None = None) -> 
     """Settle what is open. A run that continues keeps the θ that it `started` with."""
     if config.auto:
         raise Refused(
-            f"{config.auto[0]} = 'auto' where nothing is planned",
+            f"{config.auto[0]} = 'auto', and this command makes no plan",
             "write the number that `privsgp plan` gives",
         )
     config = with_scale(config, problem.samples, started)

@@ -140,7 +140,7 @@ class Result:
 
         """
         if self.card["loss"] not in ("cross-entropy", "binary"):
-            raise Refused(f"probabilities of a model with loss {self.card['loss']!r}", "take predict(x) or outputs(x)")
+            raise Refused(f"no probabilities: the loss is {self.card['loss']!r}", "take predict(x) or outputs(x)")
         return self._probabilities(self.outputs(x))
 
     def _probabilities(self, outputs: Tensor) -> NDArray[np.float64]:
@@ -172,7 +172,8 @@ class Result:
         """
         if self.card["classes"] != 2:
             raise Refused(
-                f"calibration of a model of {self.card['classes'] or 'no'} classes", "take one of two classes"
+                f"calibration needs 2 classes, and the model has {self.card['classes'] or 'no'}",
+                "use a model of two classes",
             )
         x, given = self._measured(data, every=True)
         outputs, y = self.outputs(x).double().numpy(), labels(given, self.card)
@@ -181,7 +182,7 @@ class Result:
             made = dataclasses.replace(made, slope=1.0, shift=0.0)
             p = made.probabilities(outputs, self.card["loss"])
             if (best := measures.platt(p[:, 1], y)) is None:
-                raise Refused("these samples have no finite calibration", "take more public samples, of both classes")
+                raise Refused("no finite calibration fits these samples", "take more public samples, of both classes")
             made = dataclasses.replace(made, shift=best[0], slope=best[1])
         if threshold_for:
             aim, _, least = threshold_for.partition("=")
@@ -330,10 +331,10 @@ def _bare(card: dict[str, Any], model: nn.Module | None, path: Path) -> nn.Modul
     name = card["model"].get("name")
     if name == "module":
         if not isinstance(model, nn.Module):
-            raise Refused("a run of your own module", "give it too, from Python: privsgp.load(run, model=MyModule())")
+            raise Refused("the run trained a module of your own", "pass it: privsgp.load(run, model=MyModule())")
         if cards.frozen_digest(model) != card["frozen"]:
             raise Refused(
-                f"what is frozen in {type(model).__name__} is not what it was in the run",
+                f"the frozen parts of {type(model).__name__} differ from those of the run",
                 "give the module with the same frozen weights and buffers, and the same layers frozen",
             )
         return model
@@ -371,7 +372,7 @@ def _encoder(card: dict[str, Any], given: nn.Module | None) -> nn.Module | None:
             raise Refused(f"features={type(given).__name__} for a run of features.name = {name!r}", "leave it out")
         return make_encoder(name, _options(card), tuple(card["input_shape"]))[0]
     if given is None:
-        raise Refused("a run whose features were a module", "give that module too: load(run, …, features=encoder)")
+        raise Refused("the run used a module for its features", "pass that module too: load(run, …, features=encoder)")
     still = maps.frozen(given, torch.zeros(2, *card["input_shape"]))
     if maps.digest(still) != card["encoder"]:
         raise Refused(f"{type(given).__name__} is not the encoder of the run", "give the module with the same weights")

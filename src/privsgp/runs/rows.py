@@ -50,7 +50,7 @@ def labelled_rows(path: Path, card: dict[str, Any]) -> tuple[NDArray[np.float32]
     """Return the samples of a file, and their targets."""
     form = _form(path, card)
     if form.images is not None and is_image(path):
-        raise Refused(f"{path} is an image without a class", "give a folder of class folders")
+        raise Refused(f"{path} is an image outside a class folder", "give a folder of class folders")
     found = read_arrays(path, form)
     targets: Any = found.y
     return checked(found.x, card), labels(targets, card)
@@ -60,12 +60,12 @@ def _form(path: Path, card: dict[str, Any]) -> Form:
     """Return how a file is read; refuse what this model has no way to read, by the name of what it is."""
     form, table = form_of(card), tables.is_table(path.name)
     if not path.exists():
-        raise Refused(f"{path} does not exist", "name samples that are there, as the run had them")
+        raise Refused(f"{path} does not exist", "name an existing file, in the format that the run used")
     known = form.images is not None and (path.is_dir() or is_image(path))
     if not known and (path.is_dir() or not (form.fits(path) or path.suffix == ".npz" or table)):
         raise Refused(
-            f"{path} is no .npz file, and nothing else that this model can read",
-            "give samples as the run had them, or as x (and targets as y): numpy.savez(path, x=…)",
+            f"{path} is not a file that this model can read",
+            "give samples in the format that the run used, or as x (and targets as y): numpy.savez(path, x=…)",
         )
     return replace(form, schema=schema_of(card)) if table and not form.fits(path) else form
 
@@ -85,7 +85,8 @@ def schema_of(card: dict[str, Any]) -> schemas.Schema:
     text = card.get("schema_text")
     if text is None:
         raise Refused(
-            "a table for a model that learnt from no tables", "give samples as the run had them: arrays, .npz"
+            "the samples are a table, and the model was not trained on tables",
+            "give samples in the format that the run used: arrays, .npz",
         )
     try:
         return schemas.parse(tomllib.loads(text), "the model's schema")

@@ -212,7 +212,7 @@ def _finished_here(folder: Folder, config: Config, around: dict[str, Any], *, re
     options = {"resume": True, "out": folder.path}
     if folder.run is None and config.secret:
         remedy = "restore the folder as it was when the run stopped, or begin a run in another one"
-        raise Refused("{resume} with {out}, which has lost run.json: what was spent is unknown", remedy, **options)
+        raise Refused("{resume} with {out}, which has lost run.json: so its spending is unknown", remedy, **options)
     before = folder.identity.get("circumstances") or around
     keys = [key for key in before | around if before.get(key) != around.get(key)]
     changed = configs.changes(folder.config, config)

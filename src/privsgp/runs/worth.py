@@ -48,7 +48,7 @@ def compare(result: Result, held_out: Path, own: Path) -> dict[str, Any]:
     """
     card = result.card
     if card["loss"] in (None, "survival"):
-        raise Refused("a model with a loss of its own or of survival", "compare models of classes or numbers")
+        raise Refused("the model has its own loss or a survival loss", "compare models of classes or numbers")
     _refuse_seen(result, held_out, own)
     (x, y), (x_test, y_test) = labelled_rows(own, card), labelled_rows(held_out, card)
     classes = None if card["loss"] == "mse" else card["classes"]
@@ -102,7 +102,7 @@ def learnt_alone(
         values: NDArray[np.float64] = Ridge().fit(x, y).predict(x_test).reshape(len(x_test), -1).astype(np.float64)
         return values
     if len(np.unique(y)) < 2:
-        raise Refused("this site's own records have one class", "nothing can be learnt from them alone")
+        raise Refused("this site's own records have one class", "a model cannot be trained on them alone")
     model = LogisticRegression(max_iter=1000).fit(x, y)
     p = np.full((len(x_test), classes), 1e-12)
     p[:, model.classes_] = np.maximum(model.predict_proba(x_test), 1e-12)

@@ -222,7 +222,7 @@ class Agreement(Study):
         if policy.algorithms is not None and self.algorithm not in policy.algorithms:
             raise refused(f"algorithms = {policy.algorithms}, and the agreement's is {self.algorithm!r}")
         if policy.fewest is not None and self.limits.fewest < policy.fewest:
-            raise refused(f"fewest = {policy.fewest}, and the agreement goes on with {self.limits.fewest} sites")
+            raise refused(f"fewest = {policy.fewest}, and the agreement continues with {self.limits.fewest} sites")
         if policy.most_honest is not None and (self.honest or 1) > policy.most_honest:
             raise refused(
                 f"honest = {policy.most_honest}, and ε of the agreement holds if {self.honest} of "
@@ -246,8 +246,8 @@ class Agreement(Study):
             weights = "more than can be counted"
         if weights != self.weights:
             raise Refused(
-                f"{self.name}: its model has {weights} weights, and it says {self.weights}",
-                "nothing was signed, and no memory taken: ask the proposer how it came about",
+                f"{self.name} says {self.weights} weights, and its model has {weights}",
+                "nothing was signed: ask the proposer for a new agreement",
             )
         need = (4 + sum(node in link for link in self.links)) * self.message_bytes
         devices.refuse_vast(
@@ -266,7 +266,7 @@ class Agreement(Study):
         for i, (m, sigma) in enumerate(zip(spec.protection.mechanisms, self.sigma, strict=True)):
             is_other = abs(m.sigma - sigma) > _CLOSE * max(m.sigma, sigma)
             what = f"{self.name}: sigma of {self.roster[i].name} is {sigma:g}, and its budget needs {m.sigma:g}"
-            _refuse([(is_other, what, "nothing was signed: ask the proposer how it came about")])
+            _refuse([(is_other, what, "nothing was signed: ask the proposer for a new agreement")])
 
 
 def _refuse(faults: Iterable[Fault], where: str = "") -> None:
@@ -316,7 +316,7 @@ def refuse_counted(config: Config, file: Path, dataset: Dataset) -> None:
     """Refuse, without a seed, classes that were counted in a file's labels, its test labels too: all sites see them."""
     if config.seed is None and dataset.counted:
         raise Refused(
-            f"--data {file}: no data.classes, and they are not counted in a site's own labels",
+            f"--data {file}: no data.classes, and privsgp does not count them in a site's own labels",
             "write the number of classes into run.toml (data.classes), or store it in the file as `classes`",
         )
 
@@ -350,14 +350,14 @@ def _noise(config: Config, like: Dataset) -> dict[str, Any]:
 def _algorithm_faults(config: Config) -> Iterator[Fault]:
     """Yield features that a site cannot continue after a crash, or that do not send to neighbours in step."""
     a, privacy, features = config.algorithm, config.privacy, config.features
-    what = f"algorithm.name = {a.name!r} between sites: it does not send to neighbours in step by push-sum, or nobody "
-    what += "knows whether what it remembers survives a crash"
+    what = f"algorithm.name = {a.name!r} between sites: it does not send to neighbours by push-sum in every step, "
+    what += "or no test shows that its memory survives a crash"
     yield a.name not in ALLOWED, what, f"take {' or '.join(map(repr, ALLOWED))}"
-    what = f"privacy.accountant = {privacy.accountant!r} between sites: its ε guarantees nothing"
-    yield privacy.nominal, what, "take 'certified': others rely on what is agreed on"
-    remedy = "write 'independent' or 'pairwise': all sign whom they have to trust"
+    what = f"privacy.accountant = {privacy.accountant!r} between sites: its ε is not a guarantee"
+    yield privacy.nominal, what, "take 'certified': the other sites rely on the agreement"
+    remedy = "write 'independent' or 'pairwise': the agreement must name the sites to trust"
     yield privacy.noise == "auto", "privacy.noise = 'auto' between sites", remedy
-    what = f"features.name = {features.name!r} between sites: its weights do not travel"
+    what = f"features.name = {features.name!r} between sites: its weights are not sent to other sites"
     yield features.name not in FEATURES, what, f"take {', '.join(map(repr, FEATURES))}, or bring encoded samples"
     for key, value in features.options.items():
         is_vast = isinstance(value, int) and value > _MOST_FEATURES

@@ -115,7 +115,9 @@ def _port(site: Site, agreement: Agreement) -> str:
     except OSError as error:
         if any(Folder(run).run == agreement.run and _in_use(run) for run in _runs(agreement)):
             return f"{site.listen} is used by the process of this run"
-        raise Refused(f"cannot listen at {site.listen}: {error.strerror}", "is another run on?") from error
+        raise Refused(
+            f"cannot listen at {site.listen}: {error.strerror}", "is another run on? Else change --listen"
+        ) from error
 
 
 def _in_use(run: Path) -> bool:

@@ -86,7 +86,7 @@ class Card(Options):
         if not (self.signed(b"card", endorsed, self.endorsement) and self._has_authority()):
             raise Refused(
                 f"{where}: its keys are not endorsed by the identity {self.fingerprint}",
-                "it was changed on the way: ask the site for its card again, and compare fingerprints by telephone",
+                "it was changed: ask the site for its card again, and compare fingerprints by telephone",
             )
 
     @property
@@ -176,7 +176,7 @@ class Site:
         if proxy is not None and not _PROXY.fullmatch(proxy):
             raise Refused(f"--proxy {proxy}", "write http://HOST:PORT: a proxy that answers HTTP CONNECT")
         if (home / "identity.key").exists():
-            raise Refused(f"{home} is the home of a site already", "see `privsgp site show`, or choose another --home")
+            raise Refused(f"{home} already has a site's keys", "see `privsgp site show`, or choose another --home")
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         home.chmod(0o700)
         site = cls(home)
@@ -202,10 +202,12 @@ class Site:
         """Return the site that lives in a folder; refuse keys that others could read."""
         site = cls(home)
         if not (home / "identity.key").exists():
-            raise Refused(f"{home} is no home of a site", "make one with `privsgp site init`, or name it with --home")
+            raise Refused(
+                f"{home} does not have a site's keys", "make one with `privsgp site init`, or name its --home"
+            )
         for path in (home, *(home / file for file in _FILES)):
             if not path.exists():
-                raise Refused(f"{path} is missing", "put the site's home folder back as it was")
+                raise Refused(f"{path} is missing", "restore the site's identity folder from a copy")
             status = path.stat()
             if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
                 raise Refused(
@@ -250,7 +252,7 @@ class Site:
             return own.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(card.exchange)))
         except ValueError as error:
             raise Refused(
-                f"the exchange key on the card of {card.name} is of no use", "ask the site for a card"
+                f"the exchange key on the card of {card.name} is invalid", "ask the site for a card"
             ) from error
 
     @cached_property

@@ -209,7 +209,7 @@ def _opened(study: Path, home: Path, out: Path | None) -> tuple[Site, Agreement,
     folder = Folder(out or agreement.default_folder, f"-{node}-{node}")
     if folder.run == agreement.run and node in signed.known(folder.path)[1]:
         delete(_pair_key(folder))
-        raise Refused(f"{folder.path}: this site has left the run for good", "agree on a new one")
+        raise Refused(f"{folder.path}: this site has left the run, and cannot join it again", "propose a new agreement")
     return site, agreement, folder
 
 
@@ -266,7 +266,7 @@ def bring(
     # what the model will be tried on: test data may have a test set of their own
     if test is not None and (same_file(file, test) or is_tested_on_own(tested)):
         raise Refused(
-            f"--test {test} is this site's own data, or half of its records are",
+            f"--test {test} has this site's own records, half of them or more",
             "test data are public: take records that no site learns from",
         )
     return tested

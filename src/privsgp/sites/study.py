@@ -171,7 +171,7 @@ class Study(Options):
             return self.roster.index(site.card)
         if site.card.identity in [card.identity for card in self.roster]:
             raise Refused(
-                f"{self.name} has another card of {site.name} than this home",
+                f"{self.name} has another card of {site.name} than this site's identity folder",
                 "send the proposer the card that `privsgp site card` writes now",
             )
         raise Refused(f"{site.name} ({site.card.fingerprint}) is not on the roster of {self.name}", "see `agree show`")

@@ -37,7 +37,7 @@ def like(config: Config, run: Path | None, sizes: Sequence[int], epsilon: float)
     """Return the configuration of a study of a sum, and a vector of nobody: of an evaluation of `run`, or columns."""
     delta = config.privacy.delta
     if isinstance(delta, list):
-        raise Refused("privacy.delta is a list", "give all sites one δ for the one release")
+        raise Refused("privacy.delta is a list", "give one δ for all sites: a sum is one release")
     if run is None:
         made = description.study(config, sizes, epsilon, delta)
         length = sum(column.length for column in description.columns(made))
@@ -94,7 +94,10 @@ def result(agreement: Agreement, spec: RunSpec, outcome: Outcome, place: Path, m
     """
     config, w = agreement.config, float(outcome.state.w[0])
     if abs(w - 1) > _WHOLE:
-        raise Refused(f"the sum is not whole: the weight of this site is {w:g}", "join again when all sites are there")
+        raise Refused(
+            f"messages of sites are missing: this site's weight is {w:g}",
+            "join again when all sites are there",
+        )
     total = sums.total(spec, outcome.state.z[0].double().numpy(), agreement.samples)
     if config.sum.kind == "description":
         return description.written(config, total, place)

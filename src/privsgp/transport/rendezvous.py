@@ -146,8 +146,8 @@ class Processes(World):
             self._ask(partial(self.store.delete_key, f"{self._round - 1}/{self.rank}"))
         if answers[self.rank] != word.encode():
             raise Refused(
-                f"what this process ({self.rank}) said was changed in the meeting place",
-                "somebody there does not keep to the protocol: find out who can reach it, and start again",
+                f"a message of this process ({self.rank}) was changed at the meeting point",
+                "another process wrote there: restrict access to that address, and start again",
             )
         return [value if rank == self.rank else self._read(rank, answers[rank], expected[rank]) for rank in keys]
 
@@ -178,7 +178,7 @@ class Processes(World):
             yield
         except (RuntimeError, TimeoutError) as error:
             how = f"within {self.patience:g} s" if isinstance(error, TimeoutError) else type(error).__name__
-            raise PeerLost(f"process 0 is gone (the meeting place does not answer: {how})", self.step) from error
+            raise PeerLost(f"process 0 is gone (the meeting point does not answer: {how})", self.step) from error
 
 
 @functools.cache

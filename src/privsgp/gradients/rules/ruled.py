@@ -101,8 +101,8 @@ class _Layers(ABC):
             losses = self.losses(data, wanted, rest)
             if data._version != before:
                 raise Refused(
-                    "a model that writes into its input at some samples and not at others",
-                    "let it work on a copy: x = x.clone()",
+                    "the model writes into its input for some samples and not for others",
+                    "copy the input first: x = x.clone()",
                 )
             if any([len(call.input) for call in layer.calls] != [len(data)] for layer in self.layers):
                 raise Refused(

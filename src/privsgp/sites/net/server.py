@@ -121,7 +121,7 @@ class Server:
             server.add_secure_port(listen, credentials)
         except RuntimeError as error:
             raise Refused(
-                f"cannot listen at {listen}", "is the port taken, or not this machine's? see --listen"
+                f"cannot listen at {listen}", "choose a free address of this machine with --listen"
             ) from error
         server.start()
         self._server = server

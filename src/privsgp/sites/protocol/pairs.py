@@ -104,7 +104,7 @@ class PairKeys:
     def _own(self) -> X25519PrivateKey:
         if not self.path.exists():
             raise Refused(
-                f"{self.path} is lost, and steps are left to be made",
+                f"{self.path} is missing, and this run has more steps",
                 "put it back: partners have made their halves of the noise with it. Without it, leave, and propose a "
                 "new agreement",
             )
@@ -116,7 +116,7 @@ class PairKeys:
         other = j if i == self.node else i
         own, ends = self._own(), [bytes.fromhex(self.words[end][:_KEY]) for end in (i, j)]
         if ends[(i, j).index(self.node)] != own.public_key().public_bytes_raw():
-            raise Refused(f"{self.path} is not the key that others were told", "put the run folder back as it was")
+            raise Refused(f"{self.path} is not the key that this site sent", "put the run folder back as it was")
         fresh = own.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(self.words[other][:_KEY])))
         info = b"privsgp/site pair/1/" + f"{i}/{j}/".encode() + ends[0] + ends[1]
         return derived(fresh + self._cards[other], bytes.fromhex(self.agreement.run), info)
