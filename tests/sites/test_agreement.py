@@ -136,8 +136,8 @@ def test_data_of_another_size_is_refused(three):
         ({"algorithm": {"name": "dp-sgd"}}, "push-sum"),
         ({"algorithm": {"name": "soteriafl-sgd"}}, "push-sum"),
         ({"algorithm": {"average": "tail", "final_mixing": 3}}, "no average"),
-        ({"privacy": {"epsilon": 3.0, "accountant": "published"}}, "guarantees nothing"),
-        ({"privacy": {"epsilon": 3.0, "noise": "auto"}}, "whom they have to trust"),
+        ({"privacy": {"epsilon": 3.0, "accountant": "published"}}, "is not a guarantee"),
+        ({"privacy": {"epsilon": 3.0, "noise": "auto"}}, "name the sites to trust"),
         ({"features": {"name": "scattering", "like": "leaves", "components": 10**6}}, "at most 4096"),
     ],
 )
