@@ -214,6 +214,7 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
         "unit": _unit(agreement),
         "graph": f"{agreement.config.graph.name}, {len(agreement.links)} links, {size:,} bytes a message",
         "limits": f"deadline {limits.deadline:g} s, staleness {limits.staleness} steps, at least {limits.fewest} sites",
+        **{key.replace("_", " "): value for key, value in agreement.config.study},
         "join until": agreement.expires,
     }
     if limits.max_update is not None:

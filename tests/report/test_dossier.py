@@ -105,3 +105,22 @@ def test_simulations_and_folders_in_use_are_refused(place):
         write_dossier(place / "simulated", place / "never")
     with pytest.raises(Refused, match="not empty"):
         write_dossier(place / "run", place)
+
+
+def test_a_study_gives_a_dossier_before_it_is_signed(place, monkeypatch):
+    monkeypatch.chdir(place)
+    sites = [place / "homes" / name for name in ("aachen", "basel", "cork")]
+    for number, home in enumerate(sites):
+        address = f"127.0.0.1:98{number}"
+        assert command("site", "init", "--name", home.name, "--address", address, "--home", home).code == 0
+        assert command("site", "card", "--home", home).code == 0
+    cards = [word for home in sites for word in ("--site", place / f"{home.name}.card")]
+    changes = ("--set", "data.sizes=[60, 60, 60]", "--data", place / "aachen.npz", "-o", place / "lung.study")
+    ran = command("agree", "propose", place / "run.toml", *cards, *changes)
+    assert ran.code == 0, ran.err
+    assert 'To predict: "lung" function # 1' in ran.out
+    assert command("dossier", place / "lung.study", "--out", place / "before").code == 0
+    found = record(place / "before")
+    assert found["basic"]["data_curators"] == ["aachen", "basel", "cork"]
+    assert found["privacy_loss"]["privacy_parameters"] == {"epsilon": 2.0, "delta": 1e-5}
+    assert "proposed 20" in (place / "before" / "assessment.md").read_text()

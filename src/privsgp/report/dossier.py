@@ -45,7 +45,10 @@ _TEXTS = Environment(  # Markdown, and YAML with the strings of json.dumps: `fin
     loader=PackageLoader("privsgp.report"), autoescape=False, undefined=StrictUndefined, trim_blocks=True,  # noqa: S701
     lstrip_blocks=True, keep_trailing_newline=True, finalize=lambda value: in_a_line(str(value)),
 )  # fmt: skip
-_TEXTS.filters |= {"bound": bound, "small": small, "zip": zip, "number": lambda value: f"{Decimal(up(value)):f}"}
+_TEXTS.filters |= {
+    "bound": bound, "small": small, "zip": zip, "number": lambda value: f"{Decimal(up(value)):f}",
+    "text": lambda value: json.dumps(str(value), ensure_ascii=False),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ def write_dossier(place: Path, out: Path, audit: Path | None = None) -> list[str
     attacked = None if audit is None else _audit(audit, c)
     values = {
         "facts": facts, "c": c, "s": c.study, "site": facts.worst, "version": __version__, "audit": attacked,
-        "text": lambda value: json.dumps(str(value), ensure_ascii=False), "bound": bound, "up": up, "small": small,
+        "text": _TEXTS.filters["text"], "bound": bound, "up": up, "small": small,
         "percent_up": percent_up, "policy": policies.read(policies.default_home() / "policy.toml"), "open": OPEN,
         "rows_of": evaluation.rows_of, "statement": evaluation.statement,
     }  # fmt: skip
@@ -113,11 +116,14 @@ def write_dossier(place: Path, out: Path, audit: Path | None = None) -> list[str
 
 
 def _of_study(study: Study) -> _Facts:
-    config = configs.parse(study.settings)
+    config, agreement = configs.parse(study.settings), f"agreement {study.run}, proposed {study.created}"
+    date, sites = study.created[:10], _agreed(study)
+    return _Facts(study.name, date, config, sites, study.samples, study.release, agreement=agreement)
+
+
+def _agreed(study: Study) -> list[Site]:
     each = zip(study.roster, study.epsilon, study.delta, strict=True)
-    sites = [Site(card.name, float("inf") if epsilon is None else epsilon, delta) for card, epsilon, delta in each]
-    agreement = f"agreement {study.run}, proposed {study.created}"
-    return _Facts(study.name, study.created[:10], config, sites, study.samples, study.release, agreement=agreement)
+    return [Site(card.name, math.inf if epsilon is None else epsilon, delta) for card, epsilon, delta in each]
 
 
 def _of_run(place: Path) -> _Facts:
@@ -125,8 +131,10 @@ def _of_run(place: Path) -> _Facts:
     if view.config is None or not view.sites:
         raise Refused(f"{place} has no ledger", "name the folder of a private run")
     sets = [one for one in Book().data_sets() if one.records and run in {entry.run for entry in one.entries}]
+    spent = {site.name: site for site in view.sites}
+    sites = view.sites if signed is None else [spent.get(site.name, site) for site in _agreed(signed.study)]
     return _Facts(
-        view.summary["name"], view.identity.get("started", "")[:10], view.config, view.sites,
+        view.summary["name"], view.identity.get("started", "")[:10], view.config, sites,
         view.summary["samples"] if signed is None else signed.study.samples,
         view.identity.get("versions", {}).get("privsgp", "unknown"), view, "" if signed is None else signed.text,
         evaluation.of_folder(place), sets,

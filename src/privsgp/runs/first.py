@@ -49,6 +49,12 @@ steps = "auto"              # the planner chooses, on made-up data
 step_size = "auto"
 average = "tail"            # the model is the mean over the last half of the steps, which has less noise
 weights = "samples"         # a site counts as much as it has records; or "equal", or "noise": by what it may spend too
+
+[study]                     # all sites sign these answers, and `privsgp dossier` repeats them
+# purpose = ""              # what the model is for
+# contact = ""              # who answers questions about the study
+# tuned_on = ""             # the data on which settings were chosen
+# schema_from = ""          # where the schema's ranges and categories come from
 """
 
 
