@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command(**about("account"))(account)
-    app.command("calibrate", **about("calibrate"))(account)
+    ways = {
+        "account": "Compute the ε that a run with this noise spends (--sigma).",
+        "calibrate": "Compute the noise that a budget needs (--epsilon).",
+    }
+    for name, words in ways.items():
+        app.command(name, help=words, **about(name))(account)
 
 
 def account(
@@ -44,7 +48,7 @@ def account(
     changes: Changes = None,
     as_json: Json = False,
 ) -> None:
-    """Compute ε for a noise level (--sigma), or the noise that a budget needs (--epsilon)."""
+    """Compute ε from `sigma`, or the noise from `epsilon`: one of them is given."""
     privacy = {"sigma": sigma, "epsilon": epsilon, "clip": clip, "delta": delta, "accountant": accountant}
     config = _config(samples, batch, steps, nodes, algorithm, privacy, changes)
     answer, assumptions = _counted(config, kappa, coordinates)

@@ -1,7 +1,7 @@
 """Tables: CSV, Parquet and Feather files, data frames and Arrow tables become arrays, by a schema and nothing else.
 
 What does not fit is refused by the column's name and the row's number, at the site that holds the table: rows count
-from 1, below the header. What was clipped, missing or unknown is counted, for that site alone (`Counts`): no count may
+from 1, below the header. What was clipped, missing or unknown is counted, for that site alone: no count may
 be written where others read. Needs pyarrow: `pip install 'privsgp[tables]'`.
 """
 

@@ -239,7 +239,7 @@ def refuse_coarser(spec: RunSpec) -> None:
     if emulated and not spec.simulation:
         raise Refused(f"{emulated} = {os.environ[emulated]!r}: cuBLAS may make up float64", "leave it unset")
     coarse = device_of(spec.device).coarsens_float32
-    if places > 1 and coarse and not spec.simulation:  # `positions.Exact` counts what float32 proper rounds by
+    if places > 1 and coarse and not spec.simulation:  # the exact way (`Positions`) counts the rounding of full float32
         raise Refused(
             f"{coarse}: a CPU may multiply float32 in fewer bits", "leave it unset, or take float32_matmul 'highest'"
         )

@@ -1,8 +1,8 @@
 """Products of stacks of matrices, one a node, whose bits do not depend on which nodes are stacked together.
 
-The same run must give the same model however its nodes lie over processes (architecture.md, "Repeatable by
-construction"). On a CPU, MKL takes another order of summation for a stack of one than for a stack of several, and
-another one for a matrix that does not begin at a multiple of 16 bytes, which depends on its place in the stack.
+The same run must give the same model for every distribution of its nodes over processes. On a CPU, MKL uses another
+order of summation for a stack of one than for a stack of several. It uses yet another one for a matrix that does not
+begin at a multiple of 16 bytes, which depends on its place in the stack.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ LIMITS = (  # what no ε covers, besides
 WEAK = 10.0  # from this ε on a guess may be right 99.995 % of the time
 _CURVES = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss")
 _TESTED = (*_CURVES, *metrics.KEYS)  # public if the test data are
-_SIMULATED = ("train_loss",)  # computed from records: docs/privacy.md, Artefacts
+_SIMULATED = ("train_loss",)  # computed from records: docs/privacy.md, "What is not covered"
 _ROUNDING = 1e-6
 
 

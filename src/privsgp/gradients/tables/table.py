@@ -203,7 +203,7 @@ def make_table(
     """Return a table of zeros for `samples` samples a node, for gradients shaped like `example`.
 
     With clipped differences an entry is a mixture of several gradients of a sample, which has factors only where a
-    layer's input never changes; other layers then keep plain gradients (architecture.md, "Fast by construction").
+    layer's input never changes; other layers then keep plain gradients.
     `dtype` is what numbers are rounded to, the gradients' own if None.
     """
     if dtype is not None and difference_clip is not None:
