@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from privsgp.metrics import of_classes
+from privsgp.statistics.columns import Numbers
 from privsgp.statistics.estimates import Confusion, Groups, Residuals, Scores
+from privsgp.statistics.moments import Moments
 
 pytestmark = pytest.mark.unit
 SEX = Groups(("sex", "age"), (("F", "M"), ("young", "old", "other")))
@@ -94,3 +96,69 @@ def test_scores_that_are_no_numbers_still_count():
     layout = Scores.of(10)
     assert layout.rows(np.array([np.nan, 2.0]), np.array([0, 1]), np.array([0, 0]))[:, :-1].sum() > 1.9
     assert Residuals(1.0, 0.0, 1.0).rows(np.array([np.nan]), np.array([0.5]))[0, -1] == 1
+
+
+@pytest.mark.parametrize(("values", "positives", "shown"), [(5, 0.25, True), (0, 0.25, True), (0, 0.04, False)])
+def test_an_auc_of_scores_that_repeat_or_crowd_one_bin(values, positives, shown):
+    """Five values: within a bin all are ties. Rare positives: most scores are in the first bin, in any order."""
+    rng, sigma, n, hits, count = np.random.default_rng(5), 3.0, 20_000, 0, 0
+    layout = Scores.of(10, repeated=values == 5)
+
+    def draw(n):
+        odds = 3 * rng.integers(0, values, n) / (values - 1) - 1.5 if values else rng.normal(-0.7, 1.2, n)
+        p = 1 / (1 + (1 / positives - 1) * np.exp(-odds))
+        return p, (rng.random(n) < p).astype(int)
+
+    p, y = draw(400_000)
+    truth = of_classes(np.stack([1 - p, p], 1), y)["auc"]
+    for _ in range(60):
+        p, y = draw(n)
+        cells = layout.rows(p, y, np.zeros(n, int)).sum(0)
+        one = named(layout.estimates(cells + rng.normal(0, sigma, cells.shape), n, sigma))["auc", "all"]
+        count += one.value is not None
+        hits += one.value is not None and one.low <= truth <= one.high
+    assert count == 60 * shown
+    assert hits >= 0.9 * count
+    if not shown:  # bins around the public share show it
+        spread = Scores.of(10, share=positives)
+        one = named(spread.estimates(spread.rows(p, y, np.zeros(n, int)).sum(0), n, sigma))["auc", "all"]
+        assert one.low <= truth <= one.high
+
+
+def test_intervals_of_quantiles_of_whole_numbers():
+    """Half of all values are 2 or less: the interval holds the whole bin of 2."""
+    rng, column, hits = np.random.default_rng(6), Numbers("children", 0.0, 10.0, 20), 0
+    for _ in range(100):
+        values = rng.choice(6, 2000, p=[0.2, 0.15, 0.25, 0.2, 0.1, 0.1]).astype(float)
+        cells = column.rows(values, np.zeros(2000, bool)).sum(0)
+        found = column.described(cells + rng.normal(0, 8.0, cells.shape), 2000, 8.0)["estimates"]
+        (one,) = [each for each in found if each["metric"] == "quantile 0.5"]
+        hits += one["low"] <= 2 <= one["high"]
+    assert hits >= 93
+
+
+@pytest.mark.parametrize("sigma", [5.0, 60.0, 300.0])
+def test_ridge_regression_never_claims_what_noise_explains(sigma):
+    """With little noise R² is that of least squares; with much noise it is right, or not shown."""
+    rng, layout, n, p = np.random.default_rng(7), Moments((*"abcdefgh", "y"), 2.0), 8000, 8
+    weights, shown, hits, correlated = rng.normal(size=p), 0, 0, 0
+    for _ in range(60):
+        x = rng.normal(size=(n, p)) * np.linspace(0.1, 0.5, p)
+        y = 0.3 * (x / np.linspace(0.1, 0.5, p) @ weights) / np.linalg.norm(weights) + 0.3 * rng.normal(size=n)
+        rows = layout.rows(np.column_stack([x, y]))
+        v = rows[:, -p - 1 :]
+        c = np.cov(v.T)
+        found = layout.described(rows.sum(0) + rng.normal(0, sigma, layout.length), n, sigma)
+        w = np.array(list(found["ridge"]["weights"].values()))
+        truth = (2 * w @ c[:-1, -1] - w @ c[:-1, :-1] @ w) / c[-1, -1]
+        (*correlations, one) = found["estimates"]
+        correlated += all(each["low"] <= np.corrcoef(v[:, i], v[:, -1])[0, 1] <= each["high"]
+                          for i, each in enumerate(correlations) if each["value"] is not None)  # fmt: skip
+        shown += one["value"] is not None
+        hits += one["value"] is not None and one["low"] <= truth <= one["high"]
+    best = c[:-1, -1] @ np.linalg.solve(c[:-1, :-1], c[:-1, -1]) / c[-1, -1]
+    assert hits >= 0.9 * shown
+    assert correlated >= 35  # of 60 draws in which all eight are right
+    if sigma == 5.0:
+        assert truth > best - 0.01
+    assert shown == 60 or sigma == 300.0

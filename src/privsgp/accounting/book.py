@@ -77,10 +77,11 @@ class Entry:
 
 
 class Records(NamedTuple):
-    """A node's records: a digest of all of them in order, targets included, and unkeyed hashes of each: [N, 1 or 3]."""
+    """A node's records: a digest of all of them in order, targets included, and hashes of each: [N, 1 or 3]."""
 
     digest: str
     hashes: Hashes
+    keyed: bool = False  # whether the hashes are those that the book keeps
 
 
 class Total(NamedTuple):
@@ -147,7 +148,7 @@ class Book:
     def _insert(self, db: sqlite3.Connection, entry: Entry, records: Records | None) -> None:
         kept = None
         if records is not None:  # a set of records is kept once, however often it is used
-            content = self.keyed(records.hashes).tobytes()
+            content = self.known(records).tobytes()
             digest = hashlib.sha256(content).hexdigest()
             db.execute("INSERT OR IGNORE INTO sets (digest, hashes) VALUES (?, ?)", (digest, content))
             kept = db.execute("SELECT id FROM sets WHERE digest = ?", (digest,)).fetchone()["id"]
@@ -172,6 +173,10 @@ class Book:
         made = np.frombuffer(b"".join(found), np.uint64).reshape(len(hashes), *hashes.shape[1:] or (1,))
         made = made.repeat(_KINDS // made.shape[1], axis=1)
         return made[np.lexsort(made.T[::-1])]
+
+    def known(self, records: Records) -> Hashes:
+        """Return keyed hashes of a node's records."""
+        return records.hashes if records.keyed else self.keyed(records.hashes)
 
     def remember(self, run: str, heads: dict[int, tuple[int, str]]) -> None:
         """Keep how far the ledgers of a run are: by node, what is charged and the head.
@@ -211,14 +216,18 @@ class Book:
         mine = self.keyed(hashes)
         return [(one, shared) for one, own in self._all() if (shared := int(np.isin(mine, own).any(1).sum()))]
 
-    def spent_on(self, hashes: Hashes, relation: str, but: Collection[tuple[str, int]] = ()) -> Total:
+    def spent_on(self, hashes: Hashes, relation: str) -> Total:
+        """Return what the record that has spent most of these has spent, as `spent_by` counts it."""
+        return self.spent_by(self.keyed(hashes), relation)
+
+    def spent_by(self, mine: Hashes, relation: str, but: Collection[tuple[str, int]] = ()) -> Total:
         """Return what the record that has spent most of these has spent, without the (ledger, node) named in `but`.
 
         Runs on one ledger share its budget, so the largest of them counts; budgets of several ledgers add up. An ε
         under another relation, or no finite ε, makes the sum infinite. Simulations do not count.
         """
         counted = [(one, own) for one, own in self._all() if (one.ledger, one.node) not in but]
-        return _worst(self.keyed(hashes), counted, relation)
+        return _worst(mine, counted, relation)
 
     def data_sets(self) -> list[DataSet]:
         """Return the data sets: entries that share records, how many records they hold, and what is spent in all."""

@@ -109,6 +109,13 @@ def held_out(run: str) -> str:
     return f"{run}/{HELD_OUT}"
 
 
+def trained_in(run: str, nodes: Sequence[int]) -> list[Records]:
+    """Return the records that the book has of a run, for each of these nodes; of a node it does not know, of all."""
+    sets = Book().sets_of({run})
+    every = [one for own in sets.values() for one in own]
+    return [Records("", np.concatenate(sets.get(node, every)), keyed=True) for node in nodes] if sets else []
+
+
 def enter(
     made: Sequence[Entry], records: Sequence[Records | None], *, resumed: bool, moved: bool = False,
     policy: Policy | None = None, say: Callable[[str], None] = lambda line: _LOG.warning("%s", line),
@@ -126,24 +133,25 @@ def enter(
     def check() -> None:
         if policy is None:
             return
-        for entry, own in known:
-            before = book.spent_on(own.hashes, entry.relation, but={(entry.ledger, entry.node)})
-            before = _with_siblings(before, own, [(e, o) for e, o in known if e is not entry])
+        keyed = [(entry, book.known(own)) for entry, own in known]
+        for entry, own in keyed:
+            before = book.spent_by(own, entry.relation, but={(entry.ledger, entry.node)})
+            before = _with_siblings(before, own, [(e, o) for e, o in keyed if e is not entry])
             relation = entry.relation.removesuffix(_PERSON)
-            samples = len(own.hashes) if relation == entry.relation else len(np.unique(own.hashes[:, -1]))
+            samples = len(own) if relation == entry.relation else len(np.unique(own[:, -1]))
             refuse_spending(
                 policy, epsilon=entry.epsilon, delta=entry.delta, relation=relation, samples=samples, before=before,
             )  # fmt: skip
 
     if not resumed:
-        for line in _spent_elsewhere(book, known):
+        for line in _spent_elsewhere(book, [(entry, own) for entry, own in known if not own.keyed]):
             say(line)
     book.enter(made, records, resumed=resumed, moved=moved, check=check)
 
 
-def _with_siblings(before: Total, own: Records, others: Sequence[tuple[Entry, Records]]) -> Total:
+def _with_siblings(before: Total, own: Hashes, others: Sequence[tuple[Entry, Hashes]]) -> Total:
     """Add what other nodes of the same run spend on records that are also this node's."""
-    shared = [entry for entry, one in others if np.intersect1d(own.hashes, one.hashes).size]
+    shared = [entry for entry, one in others if np.intersect1d(own, one).size]
     epsilon = sum(math.inf if entry.epsilon is None else entry.epsilon for entry in shared)
     return before._replace(epsilon=before.epsilon + epsilon, delta=before.delta + sum(entry.delta for entry in shared))
 

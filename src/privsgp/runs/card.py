@@ -109,7 +109,8 @@ def card(config: Config, problem: Problem) -> dict[str, Any]:
             "delta": max(per_node(p.delta, n)) if config.private else None,
             "relation": p.relation,
             "trust": config.trust,
-        },
+        }
+        | ({} if d.person is None else {"sites_per_person": p.sites_per_person}),
     } | ({} if d.schema is None else {"class_names": d.schema.target.classes})
 
 

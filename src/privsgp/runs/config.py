@@ -449,6 +449,9 @@ class Config(Options):
         planned = f"{(*self.auto, '')[0]} privacy.sites_per_person"
         yield s > 1 and self.auto, planned, "give numbers: a plan is for one site"
         yield d.rows_per_person is None, "data.person data.rows_per_person", "say how many rows of a person are used"
+        both = self.evaluation.share is not None and p.relation == "replace-one"
+        remedy = "take 'zero-out': the sides have public sizes, and another person may be on the other side"
+        yield both, "privacy.relation evaluation.share data.person", remedy
         yield d.text or d.images, "data.person", "it is for tables, .npz files and arrays: leave it out"
         known = {} if d.schema is None else d.schema.encoded | dict.fromkeys(d.schema.target.columns)
         yield d.person in known, "data.person", "no model may see whose row it is: let the schema ignore it"

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.book import Records
     from privsgp.data.dataset import Dataset
+    from privsgp.data.schema import Schema
     from privsgp.runs.config import Config
     from privsgp.runs.problem import Problem
     from privsgp.runs.result import Result
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     Layout = Scores | Confusion | Residuals
 
 NAME = "evaluation.json"
+_FEW_VALUES = 20  # the width of a range that may have no other values than whole numbers
 BY_RECORD = "the unit is one record: this is the sum for a person with training and test records"
 BY_SITE = "a person may be trained on at one site and held out at another: this is the sum"
 
@@ -58,9 +60,9 @@ def of_run(run: Path, config: Config, data_dir: Path | None = None, say: Say = p
     if (config.seed, asked.share, asked.key, config.data) != (started.seed, before.share, before.key, started.data):
         raise Refused(f"{run} was trained with another [data], seed or evaluation.share", "name the run's own run.toml")
     problem = unencoded(config, data_dir, range(config.data.nodes))
-    (settled, held), (_, trained) = (pooled(config, problem.side(asked, held_out=which)) for which in (True, False))
+    config, held = pooled(config, problem.side(asked, held_out=True))
     refuse_other_side(config, Folder(run).run or "", dict(enumerate(_records(held))))
-    return _evaluated(run, settled, held, trained, say)
+    return _evaluated(run, config, held, say)
 
 
 def on_files(run: Path, template: str, changes: Sequence[str], say: Say = print) -> dict[str, Any]:
@@ -72,17 +74,15 @@ def on_files(run: Path, template: str, changes: Sequence[str], say: Say = print)
     config = configs.parse(config.model_dump(), changes, Path())
     config, problem = pooled(config, unencoded(config, None, range(config.data.nodes)))
     refuse_trained(config, Folder(run).run or "", _records(problem), say)
-    return _evaluated(run, config, problem, None, say)
+    return _evaluated(run, config, problem, say)
 
 
 def _records(problem: Problem) -> list[Records]:
     return booked.records_of(problem.hashes, problem.dataset, problem.parts)
 
 
-def _evaluated(run: Path, config: Config, held: Problem, trained: Problem | None, say: Say) -> dict[str, Any]:
+def _evaluated(run: Path, config: Config, held: Problem, say: Say) -> dict[str, Any]:
     result, folder = load(run), Folder(run)
-    if (config.privacy.relation, config.seed is None) != (result.summary["relation"], not result.summary["simulation"]):
-        raise Refused(f"{run} was trained under another privacy.relation, or seed", "evaluate it under the same ones")
     if not folder.model.exists() or not (config.private or config.seed is not None):
         raise Refused(
             f"{run} has no model that the sites agreed on under a counted budget",
@@ -96,9 +96,16 @@ def _evaluated(run: Path, config: Config, held: Problem, trained: Problem | None
     model = folder.model
     config = study(config, held.samples, result, model, folder.run)
     place = sums.next_folder(run, "evaluation")
-    also = [] if trained is None or why_added(config) is None else [(booked.TRAINED, True, _records(trained))]
+    also = charged_too(config, range(len(held.parts)))
     total = sums.released(config, held, rows(config, result, held.dataset), place, also, say)
     return written(config, result, model, total, place)
+
+
+def charged_too(config: Config, nodes: Sequence[int]) -> list[tuple[str, bool, list[Records]]]:
+    """Return the trained records that pay for an evaluation, too; `config` is a `study`."""
+    if config.seed is not None or why_added(config) is None:
+        return []
+    return [(booked.TRAINED, True, booked.trained_in(config.sum.run or "", nodes))]
 
 
 def why_added(config: Config) -> str | None:
@@ -108,8 +115,21 @@ def why_added(config: Config) -> str | None:
     return BY_SITE if config.privacy.sites_per_person > 1 else None
 
 
+def refuse_other_terms(config: Config, result: Result) -> None:
+    """Refuse another unit, relation or seed than the model was trained with: no sum or maximum covers both."""
+    trained, person = result.card["privacy"], config.data.person
+    unit = None if person is None else config.privacy.sites_per_person
+    known = trained["relation"], trained["simulation"], trained.get("sites_per_person")
+    if (config.privacy.relation, config.seed is not None, unit) != known:
+        raise Refused(
+            "the model was trained under another privacy.relation, seed, data.person or privacy.sites_per_person",
+            "evaluate it under the same ones",
+        )
+
+
 def study(config: Config, sizes: Sequence[int], result: Result, model: Path, run: str | None) -> Config:
     """Return the configuration of an evaluation on so many persons or records of each site."""
+    refuse_other_terms(config, result)
     asked = config.evaluation
     config = config.with_section("sum", kind="evaluation", run=run, model=digest(model))
     return sums.study(config, sizes, layout(config, result).norm, asked.epsilon, asked.delta)
@@ -122,8 +142,8 @@ def agreed_model(run: Path, config: Config) -> Path:
     run trained on.
     """
     result = load(run)
-    told, seeded = result.card["privacy"], config.seed is not None
-    if told["simulation"] != seeded or not (seeded or (told["noise"] and told["epsilon"] is not None)):
+    told = result.card["privacy"]
+    if not (told["simulation"] or (told["noise"] and told["epsilon"] is not None)):
         raise Refused(f"{run} has no model under a counted budget", "evaluate the model of a private run")
     return best_model(Folder(run), result.summary)
 
@@ -193,8 +213,16 @@ def layout(config: Config, result: Result) -> Layout:
     if card["classes"] != 2:
         return Confusion(card["classes"], groups)
     threshold = 0.5 if result.calibration.threshold is None else result.calibration.threshold
-    repeated = schema is not None and not any(isinstance(one, Number) for one in schema.encoded.values())
-    return Scores.of(asked.bins, threshold, groups, repeated=repeated)
+    if schema is None:
+        return Scores.of(asked.bins, threshold, groups)
+    share = None if schema.target.balance is None else schema.target.balance[1]
+    return Scores.of(asked.bins, threshold, groups, repeated=_may_repeat(schema), share=share)
+
+
+def _may_repeat(schema: Schema) -> bool:
+    """Return whether no number of a schema is sure to have many values: its range is wide."""
+    widths = [one.limits[1] - one.limits[0] for one in schema.encoded.values() if isinstance(one, Number)]
+    return max(widths, default=0) <= _FEW_VALUES
 
 
 def rows(config: Config, result: Result, dataset: Dataset) -> Array:
@@ -250,7 +278,7 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         if one["value"] is not None:
             value = f"{one['value']:.3f} ({one['low']:.3f} to {one['high']:.3f})"
         elif one["persons_needed"] is None:
-            value = "not shown: too few records"
+            value = "not shown: too few records, or too many in one bin of evaluation.bins"
         else:
             value = f"not shown: needs about {one['persons_needed']:,} held-out records"
         said.append((one["metric"].replace("_", " "), one["group"], value))
@@ -266,7 +294,7 @@ def statement(found: dict[str, Any]) -> list[str]:
         return lines
     if found["added"] is None:
         most = up(max(found["epsilon"], trained["epsilon"])), up(max(found["delta"], trained["delta"]))
-        lines.append(f"nobody pays for both: a person's budget in all is ε = {most[0]}, δ = {most[1]} at most")
+        lines.append(f"nobody pays for both training and this evaluation: ε = {most[0]}, δ = {most[1]} at most")
     else:
         both = up(found["epsilon"] + trained["epsilon"]), up(found["delta"] + trained["delta"])
         lines.append(f"together with training ε = {both[0]}, δ = {both[1]}: {found['added']}")

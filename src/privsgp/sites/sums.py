@@ -65,11 +65,12 @@ def counted(
     run = config.sum.run or ""
     if evaluates and others:
         evaluation.refuse_other_side(config, run, {node: records})
-        also = [] if evaluation.why_added(config) is None else [(booked.TRAINED, True, others)]
     elif evaluates:
         evaluation.refuse_trained(config, run, [records], say)
     elif others:
         also = [(booked.HELD_OUT, False, others)]
+    if evaluates:
+        also = evaluation.charged_too(config, [node])
     dataset = dataset.taken(parts[0])
     if config.sum.kind == "description":
         dataset = sums.vectors(dataset, description.rows(config, dataset))
@@ -84,7 +85,9 @@ def _model(config: Config, path: Path) -> Result:
             f"{path} is not the model of the agreement",
             "put the file that came with the study beside it, under its name",
         )
-    return of_model(path)
+    result = of_model(path)
+    evaluation.refuse_other_terms(config, result)
+    return result
 
 
 def result(agreement: Agreement, spec: RunSpec, outcome: Outcome, place: Path, model: Path) -> dict[str, Any]:

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsgp.statistics.estimates import Estimate
+from privsgp.statistics.estimates import estimate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
 
-_DRAWS = 300  # of the sampling error and the noise
 _PATH = tuple(10.0**power for power in range(-4, 2))  # of λ, as a share of the mean variance of an input
-_FAR = 0.5  # half of an interval of a correlation or of R² that says nothing
+_FAR = 0.25  # half of an interval of a correlation or of R² that says nothing
 PATH = "ridge"
 
 
@@ -53,18 +52,26 @@ class Moments:
 
     def described(self, cells: Array, persons: int, sigma: float) -> dict[str, Any]:
         """Return correlations with the target and a ridge regression, with intervals of sampling error and noise."""
-        rng = np.random.default_rng(0)  # of the intervals, not of the release
-        mean, covariance = self._moments(cells, persons)
-        draws = [ridge(self._noised(covariance, persons, sigma, rng)) | {"noise": 0.0} for _ in range(_DRAWS)]
-        fitted = ridge(covariance)
-        found = [
-            self._estimate("correlation", name, fitted["correlation"][i], [d["correlation"][i] for d in draws])
-            for i, name in enumerate(self.names[:-1])
-        ]
-        found.append(self._estimate("R² of ridge regression", self.names[-1], fitted["r2"], [d["r2"] for d in draws]))
-        weights = dict(zip(self.names[:-1], fitted["weights"].tolist(), strict=True))
-        constant = float(mean[-1] - fitted["weights"] @ mean[:-1])
-        model = {"lambda": fitted["lambda"], "weights": weights, "constant": constant, "path": fitted["path"]}
+        (mean, c), noise = self._moments(cells, persons), sigma / persons
+        fitted, spread = ridge(c, persons, noise), np.maximum(np.diag(c), noise)
+        scale = np.sqrt(spread[:-1] * spread[-1])
+        found = []
+        for name, r, unit, x in zip(self.names, c[:-1, -1] / scale, scale, spread, strict=False):
+            variance = noise**2 * (0.5 / unit**2 + r * r / 4 * (x**-2 + spread[-1] ** -2))
+            found.append(estimate("correlation", name, r, 1 / persons, variance, persons, widest=_FAR, ends=(-1, 1)))
+        best, weights = fitted.best, fitted.best.weights
+        # The means that the moments are centred by are noisy too.
+        centring = 4 * float(np.append(weights, -1.0) @ mean) * best.length * noise / self.bound
+        variance = fitted.noise(best) + (centring / spread[-1]) ** 2
+        found.append(
+            estimate("R² of ridge regression", self.names[-1], best.r2, 4 * (1 - best.r2) ** 2 / persons, variance,
+                     persons, widest=_FAR, ends=(-math.inf, 1.0))
+        )  # fmt: skip
+        model = {
+            "lambda": best.penalty, "weights": dict(zip(self.names[:-1], weights.tolist(), strict=True)),
+            "constant": float(mean[-1] - weights @ mean[:-1]),
+            "path": [{"lambda": one.penalty, "weights": one.weights.tolist(), "r2": one.r2} for one in fitted.path],
+        }  # fmt: skip
         return {"estimates": [one.to_json() for one in found], PATH: model}
 
     def _moments(self, cells: Array, persons: int) -> tuple[Array, Array]:
@@ -73,45 +80,57 @@ class Moments:
         second, mean = np.zeros((p, p)), cells[-p:] / persons / (self.bound / 2)
         second[i, j] = cells[:-p] / persons / np.where(i == j, 1, math.sqrt(2))
         second[j, i] = second[i, j]
-        return mean, _positive(second - np.outer(mean, mean))
-
-    def _noised(self, covariance: Array, persons: int, sigma: float, rng: np.random.Generator) -> Array:
-        """Draw what other persons and other noise would have given."""
-        p = len(covariance)
-        rows = rng.standard_normal((p, p))  # Bartlett's decomposition of a Wishart matrix
-        lower = np.tril(rows, -1) + np.diag(np.sqrt(rng.chisquare(np.maximum(persons - np.arange(p), 1.0))))
-        root = np.linalg.cholesky(covariance)
-        drawn = root @ lower @ lower.T @ root.T / persons
-        noise = np.triu(rng.standard_normal((p, p)) * sigma / persons, 1) / math.sqrt(2)
-        return _positive(drawn + noise + noise.T + np.diag(rng.standard_normal(p) * sigma / persons))
-
-    @staticmethod
-    def _estimate(metric: str, group: str, value: float, draws: list[float]) -> Estimate:
-        """Return the interval that reflects the draws around the value."""
-        low, high = (float(2 * value - end) for end in np.quantile(draws, (0.975, 0.025)))
-        if high - low > 2 * _FAR:
-            return Estimate(metric, group, None)
-        return Estimate(metric, group, value, max(low, -1.0), min(high, 1.0))
+        return mean, second - np.outer(mean, mean)
 
 
-def ridge(covariance: Array) -> dict[str, Any]:
-    """Return the ridge regression of the last variable on the others with the λ that explains most, and its path.
+@dataclass(frozen=True)
+class Fit:
+    """A ridge regression; R² is what it explains of new persons."""
 
-    Noise is worst where the inputs' smallest variances are. So λ is at least that of an inverse that is stable.
+    penalty: float
+    weights: Array
+    r2: float
+
+    @property
+    def length(self) -> float:
+        """The length of (weights, −1): noise N in the moments moves the residual's variance by v'Nv."""
+        return math.hypot(*self.weights, 1.0)
+
+
+@dataclass(frozen=True)
+class Path:
+    """The fits of several λ, from moments with noise of this deviation on the diagonal, and 1/√2 of it elsewhere."""
+
+    path: list[Fit]
+    deviation: float  # as a share of the target's variance
+
+    @property
+    def best(self) -> Fit:
+        """The fit that explains most."""
+        return max(self.path, key=lambda one: one.r2)
+
+    def noise(self, one: Fit) -> float:
+        """Return the variance that noise brings to the R² of given weights."""
+        missed = 1 - one.r2
+        return self.deviation**2 * (one.length**4 - 2 * missed + missed**2)  # v'Nv holds the noise in the target too
+
+
+def ridge(c: Array, persons: int, noise: float) -> Path:
+    """Return the ridge regressions of the last variable on the others, from a covariance matrix with noise.
+
+    λ is at least the norm of a matrix of such noise: so no direction that is mostly noise gets a large weight. Weights
+    w = A⁻¹ b follow the noise in A and b. To first order this lowers the variance of the residual, v'Cv with
+    v = (w, −1), by noise² (|v|² tr A⁻¹ + w'A⁻¹w). The sample lowers it too. Both are added back.
     """
-    xx, xy, yy = covariance[:-1, :-1], covariance[:-1, -1], covariance[-1, -1]
+    xx, xy, yy = c[:-1, :-1], c[:-1, -1], max(float(c[-1, -1]), noise)
     unit, path = float(np.trace(xx)) / len(xx), []
+    values, vectors = np.linalg.eigh(xx)  # noise can make some negative
     for share in _PATH:
-        weights = np.linalg.solve(xx + share * unit * np.eye(len(xx)), xy)
-        path.append((share, weights, float((2 * weights @ xy - weights @ xx @ weights) / yy)))
-    share, weights, r2 = max(path, key=lambda one: one[2])
-    return {
-        "lambda": share * unit, "weights": weights, "r2": r2, "correlation": xy / np.sqrt(np.diag(xx) * yy),
-        "path": [{"lambda": a * unit, "weights": w.tolist(), "r2": r} for a, w, r in path],
-    }  # fmt: skip
-
-
-def _positive(matrix: Array) -> Array:
-    """Return the matrix with eigenvalues of at least a thousandth of their mean: noise can make some negative."""
-    values, vectors = np.linalg.eigh(matrix)
-    return np.asarray((vectors * np.maximum(values, max(float(values.mean()), 1e-12) * 1e-3)) @ vectors.T)
+        penalty = share * max(unit, noise) + noise * math.sqrt(2 * len(c))
+        stretched = np.maximum(values, 0) + penalty
+        weights = vectors @ (vectors.T @ xy / stretched)
+        left = yy - float(2 * weights @ xy - weights @ xx @ weights)
+        away = float((weights @ weights + 1) * np.sum(1 / stretched) + np.sum((vectors.T @ weights) ** 2 / stretched))
+        of_sample = 2 * max(left, 0.0) * float(np.sum(np.maximum(values, 0) / stretched)) / persons
+        path.append(Fit(penalty, weights, 1 - (left + noise**2 * away + of_sample) / yy))
+    return Path(path, noise / yy)
