@@ -172,7 +172,7 @@ def _sum(settings: Config, epsilon: float | None, run: Path | None, output: Path
     if (epsilon is None) == (run is None) or settings.data.sizes is None:
         raise Refused("--describe with --evaluate, or no data.sizes", "give one, and how many persons each site counts")
     if run is not None:
-        shutil.copyfile(evaluation.agreed_model(run, settings), output.with_suffix(".safetensors"))
+        shutil.copyfile(evaluation.agreed_model(run), output.with_suffix(".safetensors"))
     return sums.like(settings, run, settings.data.sizes, epsilon or settings.evaluation.epsilon)
 
 

@@ -135,7 +135,7 @@ def study(config: Config, sizes: Sequence[int], result: Result, model: Path, run
     return sums.study(config, sizes, layout(config, result).norm, asked.epsilon, asked.delta)
 
 
-def agreed_model(run: Path, config: Config) -> Path:
+def agreed_model(run: Path) -> Path:
     """Return the model of a finished run that sites may evaluate together: a function of its counted releases.
 
     Guarantee: it comes from releases of all sites with a finite ε. So the evaluation reveals nothing more of whom the

@@ -42,7 +42,7 @@ def like(config: Config, run: Path | None, sizes: Sequence[int], epsilon: float)
         made = description.study(config, sizes, epsilon, delta)
         length = sum(column.length for column in description.columns(made))
     else:
-        model = evaluation.agreed_model(run, config)
+        model = evaluation.agreed_model(run)
         made = evaluation.study(config, sizes, of_model(model), model, Folder(run).run)
         length = evaluation.layout(made, of_model(model)).length
     blank = Dataset("nobody", np.zeros((1, length), np.float32), np.zeros(1, np.float32), None, None, None)
