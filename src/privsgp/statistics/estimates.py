@@ -219,8 +219,8 @@ class Scores:
         that a bin holds beyond a twentieth of all, any order is possible. Scores that repeat may also be ties.
         """
         no, yes = h[:, :-1].clamp(min=0)
-        crowded = (yes * no / (yes.sum() * no.sum()) - _CROWDED).clamp(min=0).sum().item() / 2
-        return crowded + (abs(_within(h).item()) if self.repeated else 0.0)
+        crowded = float((yes * no / (yes.sum() * no.sum()) - _CROWDED).clamp(min=0).sum()) / 2
+        return crowded + (abs(float(_within(h))) if self.repeated else 0.0)
 
     def _normalized(self, h: Tensor, persons: int) -> Tensor:
         made = h.reshape(self.groups.count, 2, self._bins + 1)
