@@ -238,8 +238,8 @@ class Ledger:
 
         Guarantee: what is granted is on the disk when this returns. A failed write grants nothing.
         """
-        left = self.segment.remaining
-        held = min(count, MOST_AHEAD, count if left is None else left)
+        remaining_releases = self.segment.remaining
+        held = min(count, MOST_AHEAD, count if remaining_releases is None else remaining_releases)
         if held:
             follows = (self.stop, self.segment.attempt) == (first, self.attempt)
             self._append({"kind": "reserve", "first": first, "count": held, "attempt": self.attempt})

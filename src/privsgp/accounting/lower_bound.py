@@ -53,7 +53,7 @@ def epsilon(mechanism: Mechanism, steps: int, delta: float, relation: Relation, 
             kinds = Composed(((mechanism.anchor, anchors), (mechanism.difference, steps - anchors)))
             return epsilon(kinds, 1, delta, relation, noise)
         case Composed():  # one part alone
-            return max(epsilon(part, steps * n, delta, relation, noise) for part, n in mechanism.parts)
+            return max(epsilon(inner, steps * n, delta, relation, noise) for inner, n in mechanism.parts)
     if mechanism.sigma == 0 or math.isinf(mechanism.clip):
         return math.inf
     base = mechanism.with_sigma(noise * mechanism.sigma)

@@ -349,12 +349,12 @@ class Composed(Mechanism):
     parts: tuple[tuple[Mechanism, int], ...]
 
     def __post_init__(self) -> None:
-        if any(isinstance(part, PersonLevel) for part, _ in self.parts):
+        if any(isinstance(inner, PersonLevel) for inner, _ in self.parts):
             raise TypeError("PersonLevel is the outermost wrapper: wrap the whole list")
 
     def changed(self, **values: Any) -> Self:  # noqa: ANN401
         """Return the same list with other values in every part."""
-        return dataclasses.replace(self, parts=tuple((part.changed(**values), count) for part, count in self.parts))
+        return dataclasses.replace(self, parts=tuple((inner.changed(**values), count) for inner, count in self.parts))
 
 
 @dataclass(frozen=True)

@@ -152,8 +152,8 @@ def _normals(
     A count becomes a random place within its step of the distribution function.
     """
     step = stats.binom.pmf(counts, trials, rate)
-    place = stats.binom.cdf(counts - 1, trials, rate) + rng.random(counts.shape) * step
-    z: NDArray[np.float64] = stats.norm.ppf(place.clip(1e-16, 1 - 1e-16))
+    position = stats.binom.cdf(counts - 1, trials, rate) + rng.random(counts.shape) * step
+    z: NDArray[np.float64] = stats.norm.ppf(position.clip(1e-16, 1 - 1e-16))
     return z
 
 

@@ -76,7 +76,7 @@ class Evaluator:
         """Measure this process's nodes. Of several processes none sees the average model: nodes tell their own."""
         if self.world.alone:
             return self.measured(k, seconds, s)
-        accuracies = self._accuracies(s)
+        accuracies = self._tested(self.spec.learning.correct, s.z)
         row = self._shared(self._times(k, seconds), _spread(accuracies))
         own: list[float | None] = list(accuracies if self.spec.share_metrics else []) or [None] * len(s.w)
         answers = self.world.all_gather_nodes(own, between(0, 1, float) | None, self.spec.nodes)
@@ -94,7 +94,7 @@ class Evaluator:
             tested["test_loss"] = finite(float(np.mean(loss)))
         if correct := self._tested(spec.learning.correct, models):
             tested["test_accuracy"] = float(np.mean(correct))
-        row = self._shared(row, tested | _spread(self._accuracies(s)))
+        row = self._shared(row, tested | _spread(self._tested(spec.learning.correct, s.z)))
         if spec.simulation and self.world.alone and not spec.apart:  # nodes on their own have no f(x̄)
             row["train_loss"] = finite(self._train_loss(models[0]))
         return row
@@ -142,10 +142,6 @@ class Evaluator:
         # Milliseconds would show how many samples were drawn.
         spent = round(seconds, 3 if self.spec.simulation else 0)
         return {"step": k, "seconds": spent, "virtual_seconds": self.spec.clock.at(k)}
-
-    def _accuracies(self, s: State) -> list[float]:
-        """Return the test accuracy of each node's own model z_i."""
-        return self._tested(self.spec.learning.correct, s.z)
 
     def _tested(self, function: PerSampleFunction | None, models: Tensor) -> list[float]:
         """Return means over the test data, one for each of models [·, d]; none where there is no such thing."""

@@ -45,9 +45,9 @@ class NodeRandomness(Randomness):
         source = Secure() if spec.seed is None else Keyed(spec.seed)
         return cls(spec, source, spec.noise.of_nodes(spec.here, spec.mechanisms, source, exchange))
 
-    def of(self, part: RunSpec) -> NodeRandomness:
+    def of(self, fewer: RunSpec) -> NodeRandomness:
         """Return what some of the nodes draw, from the same source."""
-        return NodeRandomness(part, self.source, self.node_noise)
+        return NodeRandomness(fewer, self.source, self.node_noise)
 
     def sample(self, k: int) -> list[Drawn]:
         """Return the samples of step k, in passes of one size."""

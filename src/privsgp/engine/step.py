@@ -162,8 +162,8 @@ class _Recorded:
             self._fits = self._graph is not None
         if len(batch) > 1 or self._graph is None:
             return self._direction(z, batch)
-        for place, drawn in zip(self._batch, batch[0], strict=True):
-            place.copy_(drawn)
+        for buffer, drawn in zip(self._batch, batch[0], strict=True):
+            buffer.copy_(drawn)
         self._graph.replay()
         return self._g
 

@@ -33,7 +33,7 @@ class Layout:
         """View X [..., d] as one tensor per parameter, [..., *shape]; nothing is copied."""
         parts = torch.split(x, [shape.numel() for shape in self.shapes], -1)
         named = zip(self.names, self.shapes, parts, strict=True)
-        return {name: part.reshape(*x.shape[:-1], *shape) for name, shape, part in named}
+        return {name: columns.reshape(*x.shape[:-1], *shape) for name, shape, columns in named}
 
     def flatten(self, model: nn.Module) -> Tensor:
         """Return the model's parameters as one vector [d]."""

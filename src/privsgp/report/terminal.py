@@ -66,10 +66,10 @@ class _Json(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         when = dt.datetime.fromtimestamp(record.created, dt.UTC).isoformat(timespec="milliseconds")
-        told = {"time": when, "level": record.levelname.lower(), "message": record.getMessage()}
+        fields = {"time": when, "level": record.levelname.lower(), "message": record.getMessage()}
         trace = {"traceback": self.formatException(record.exc_info)} if record.exc_info else {}
         named = {key: value for key, value in vars(record).items() if key not in self._usual}
-        return json.dumps(told | named | trace, default=str)
+        return json.dumps(fields | named | trace, default=str)
 
 
 LogFormat = Literal["text", "json"]
@@ -253,9 +253,9 @@ def show_budget(found: Sequence[DataSet], limit: float | None) -> None:
     rows, runs = [], []
     for number, one in enumerate(found, 1):
         total, entries = one.spent.epsilon, one.entries
-        left = "–" if limit is None else down(max(0.0, limit - total))
+        rest = "–" if limit is None else down(max(0.0, limit - total))
         data = ", ".join(sorted({f"{entry.data} (node {entry.node})" for entry in entries}))
-        rows.append((f"{number}: {data}", f"{one.records:,}", bound(total), small(one.spent.delta), one.relation, left))
+        rows.append((f"{number}: {data}", f"{one.records:,}", bound(total), small(one.spent.delta), one.relation, rest))
         for entry in entries:
             counted = "simulation: not counted" if entry.simulation else bound(entry.epsilon)
             agreed = ", ".join(entry.sites) or "this user"

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 COMPARABLE = 0.02  # accuracies that differ by no more are called comparable
-ALIKE = 0.1  # and losses that differ by no more than such a share of the lowest
+SIMILAR = 0.1  # and losses that differ by no more than such a share of the lowest
 WORDS = {True: "holds", False: "does not hold", None: "cannot be judged"}
 
 
@@ -98,7 +98,7 @@ def comparable(keys: Sequence[str], found: Curves) -> Verdict:
     means, losses = [one.accuracy.mean for one in shown], [one.train_loss.mean for one in shown]
     apart, share = max(means) - min(means), max(losses) / min(losses) - 1
     gap = f"{100 * apart:.1f} points and {100 * share:.0f} % of loss apart, comparable up to 2 and 10"
-    return apart <= COMPARABLE and share <= ALIKE, f"{_with_losses(shown)}; {gap}"
+    return apart <= COMPARABLE and share <= SIMILAR, f"{_with_losses(shown)}; {gap}"
 
 
 def best(key: str, found: Curves) -> Verdict:

@@ -59,18 +59,18 @@ def compare(
     from privsgp.research.bench import Bench
     from privsgp.research.shown import show_comparison
 
-    place, names = folder or Path("runs") / f"{settings.name}-compare", listed(algorithms)
+    out, names = folder or Path("runs") / f"{settings.name}-compare", listed(algorithms)
     if moved := comparing.moved(settings, names):
         note(f"on a ring, not on graph.name = {settings.graph.name!r}: {', '.join(moved)} (links must go both ways)")
     refuse_below_one(seeds=seeds, tuning_seeds=tuning_seeds)
-    bench = Bench(place, data_dir, jobs, stage)
-    with _going_on(), Folder(place).locked():
+    bench = Bench(out, data_dir, jobs, stage)
+    with _going_on(), Folder(out).locked():
         grid = numbers("step-sizes", step_sizes)
         result = comparing.compare(settings, names, bench, seeds=seeds, tuning_seeds=tuning_seeds, step_sizes=grid)
-        write_json(place / "comparison.json", result)
-        picture.draw_comparison(result, place / "comparison.png")
+        write_json(out / "comparison.json", result)
+        picture.draw_comparison(result, out / "comparison.png")
     tell(result, show_comparison, result, as_json=as_json)
-    err.print(f"comparison.json and the runs are in {place}", soft_wrap=True)
+    err.print(f"comparison.json and the runs are in {out}", soft_wrap=True)
 
 
 def reproduce(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 VERSION = 1
 FACTORS = (1 / 4, 1 / 2, 1.0, 2.0, 4.0)  # of the configuration's step size
 WIDER = 3  # times that a grid may grow
-NOTE = (
+CAVEAT = (
     "step sizes were chosen on the test set of simulations, with other seeds than those reported: "
     "the choice is not covered by any ε"
 )
@@ -85,7 +85,7 @@ def compare(
     about = provenance(config.engine.device)  # refuses a device that is not there, before anything runs
     found = rows(methods, grid, bench, seeds=seeds, tuning_seeds=tuning_seeds)
     return {
-        "format": "privsgp-comparison", "version": VERSION, "simulation": True, "note": NOTE,
+        "format": "privsgp-comparison", "version": VERSION, "simulation": True, "note": CAVEAT,
         **about, "config": config.model_dump(mode="json"),
         "rows": [row.as_json() for row in found],
     }  # fmt: skip

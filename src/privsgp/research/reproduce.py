@@ -90,9 +90,9 @@ def judged(result: dict[str, Any]) -> dict[str, Any]:
     ours = {curve.instead_of: run[curve.key] for curve in planned if curve.key in run and curve.instead_of}
     subject = figure.subject(setting)
     holds, words = figure.claim(subject, printed)
-    left_out = ", ".join(curve.label for curve in planned if curve.key not in run and not curve.instead_of)
+    skipped = ", ".join(curve.label for curve in planned if curve.key not in run and not curve.instead_of)
     found: dict[str, Any] = {"paper": figure.says, "holds": holds}
-    found["found"] = words + (f"; left out: {left_out}" if left_out else "")
+    found["found"] = words + (f"; left out: {skipped}" if skipped else "")
     if ours:
         found["scaled"] = dict(zip(("holds", "found"), figure.claim(subject, printed | ours), strict=True))
     about = {key: value for key, value in result.items() if key not in ("curves", "scaled")}
@@ -148,8 +148,8 @@ def small_copy(name: str, samples: int, path: Path, data_dir: Path | None) -> No
         rows = rng.permutation(len(y))[:count]
         arrays |= {f"x{end}": halved(x[rows]) if name == "cifar10" else x[rows], f"y{end}": y[rows]}
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(part := path.with_name(f"part-{path.name}"), **arrays)
-    part.replace(path)
+    np.savez(temporary := path.with_name(f"part-{path.name}"), **arrays)
+    temporary.replace(path)
 
 
 def halved(images: NDArray[Any]) -> NDArray[np.float32]:

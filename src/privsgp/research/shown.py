@@ -29,13 +29,13 @@ def show_comparison(comparison: dict[str, Any]) -> None:
         for row in found
     ]  # fmt: skip
     show_table(comparison["config"]["name"], head, rows, words=["method"], wide=True)
-    said = ["time is virtual, in seconds; accuracy is mean ± standard deviation over seeds"] if clock else []
+    lines = ["time is virtual, in seconds; accuracy is mean ± standard deviation over seeds"] if clock else []
     settings: dict[str, list[str]] = {}
     for row in comparison["rows"]:
         settings.setdefault(f"network {row['graph']}, trust {row['trust']}", []).append(row["algorithm"])
-    said += [f"{words}: {', '.join(methods)}" for words, methods in settings.items()]
+    lines += [f"{words}: {', '.join(methods)}" for words, methods in settings.items()]
     rests_on = pretraining(comparison["config"].get("features", {}).get("name", "none"))
-    show_lines([*said, *([rests_on] if rests_on else []), comparison["note"]])
+    show_lines([*lines, *([rests_on] if rests_on else []), comparison["note"]])
 
 
 def show_figure(result: dict[str, Any]) -> None:

@@ -97,7 +97,7 @@ def summary(
         "sigma": [m.sigma for m in p.mechanisms],
         "noise": spec.noise.name,
         **person(spec, outcome, worst),
-        "pairwise": shared_noise(spec, known.index(max(known)) if node is None else node),
+        "pairwise": shared_noise(spec, worst),
         "samples": [m.samples for m in p.mechanisms],
         "releases": outcome.releases,
         "reported": reported,

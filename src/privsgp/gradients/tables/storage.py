@@ -23,7 +23,7 @@ _SHARE = 0.75  # of what is free; steps need the rest
 _LOG = logging.getLogger(__name__)
 
 
-def place(size: int, words: str, device: torch.device) -> torch.device:
+def table_device(size: int, words: str, device: torch.device) -> torch.device:
     """Return where a table of `size` bytes lies: on the device, or in memory if the device has no room."""
     free = {device: devices.free_on(device), torch.device("cpu"): devices.free_memory()}
     for where, room in free.items():

@@ -26,7 +26,7 @@ from privsgp.gradients.per_sample import (
     linear,
     sum_pieces,
 )
-from privsgp.gradients.tables.storage import clear, place, put, rounded, scatter
+from privsgp.gradients.tables.storage import clear, put, rounded, scatter, table_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -59,7 +59,7 @@ class Table:
         self.clip, self.difference_clip = clip, difference_clip
         self.names = [piece.names for piece in like]
         self.plain = [isinstance(piece, Plain) for piece in like]
-        first, where = like[0].delta, _place(like, samples, dtype)
+        first, where = like[0].delta, _device(like, samples, dtype)
         self.parts = [
             {
                 name: torch.zeros((len(f), samples + 1, *f.shape[2:]), dtype=_kept(f, dtype), device=where)
@@ -131,25 +131,25 @@ class Table:
         """
         scale = None if self.scale is None else gather(self.scale, rows)
         entries = []
-        for part, piece in zip(self.parts, like, strict=True):
+        for stored, piece in zip(self.parts, like, strict=True):
             factors = piece.factors()
-            found = {n: gather(a, rows, factors[n], scale if n == "delta" else None) for n, a in part.items()}
+            found = {n: gather(a, rows, factors[n], scale if n == "delta" else None) for n, a in stored.items()}
             entries.append(replace(piece, **found))
         return entries
 
     def _store(self, rows: Tensor, new: Sequence[Piece], g: PerSample) -> None:
         """Replace the stored gradients of the samples `rows`."""
         if self.scale is None:
-            for part, piece in zip(self.parts, new, strict=True):
+            for stored, piece in zip(self.parts, new, strict=True):
                 for name, factor in piece.factors().items():
-                    scatter(part[name], rows, factor)
+                    scatter(stored[name], rows, factor)
             return
         if g.unclipped is None or g.factor is None:
             raise TypeError("a rounded table takes gradients that were prepared, and clipped after that")
         scatter(self.scale, rows, g.factor)
-        for part, factors in zip(self.parts, g.unclipped, strict=True):
+        for stored, factors in zip(self.parts, g.unclipped, strict=True):
             for name, factor in factors.items():
-                put(part[name], rows, factor, g.factor)
+                put(stored[name], rows, factor, g.factor)
 
     def _towards(self, old: Sequence[Piece], new: Sequence[Piece], C: float) -> Sequence[Piece]:
         """Return t_j + clip(g_j − t_j, C) as it can be kept, back in the ball of radius G if rounding left it."""
@@ -162,8 +162,8 @@ class Table:
     def _rounded(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
         """Return the pieces with their numbers rounded to what can be kept of them."""
         return [
-            replace(piece, **{name: rounded(f, part[name].dtype) for name, f in piece.factors().items()})
-            for part, piece in zip(self.parts, pieces, strict=True)
+            replace(piece, **{name: rounded(f, stored[name].dtype) for name, f in piece.factors().items()})
+            for stored, piece in zip(self.parts, pieces, strict=True)
         ]
 
     def keep_within(self, radius: float, rows: Tensor, gradients: Gradients) -> Tensor:
@@ -179,7 +179,7 @@ class Table:
     def arrays(self) -> Factors:
         """Return everything a checkpoint must keep, by name."""
         named = enumerate(zip(self.names, self.parts, strict=True))
-        kept = {f"{i}.{names[name]}": a for i, (names, part) in named for name, a in part.items()}
+        kept = {f"{i}.{names[name]}": a for i, (names, stored) in named for name, a in stored.items()}
         return kept | {"mean": self.mean} | ({} if self.scale is None else {"scale": self.scale})
 
 
@@ -209,21 +209,21 @@ def make_table(
     if dtype is not None and difference_clip is not None:
         raise ValueError("a rounded entry may move by more than the difference clip")
     whole: Sequence[Piece] = [Plain(example.dense())] if kind == "dense" else example.pieces
-    pieces = [piece if _worth_factors(piece, difference_clip) else Plain(piece.dense()) for piece in whole]
+    pieces = [piece if _smaller_as_factors(piece, difference_clip) else Plain(piece.dense()) for piece in whole]
     return Table(pieces, samples, clip, difference_clip, dtype)
 
 
-def _worth_factors(piece: Piece, difference_clip: float | None) -> bool:
+def _smaller_as_factors(piece: Piece, difference_clip: float | None) -> bool:
     return kept_numbers(piece) < piece.size and (difference_clip is None or linear(piece))
 
 
-def _place(pieces: Sequence[Piece], samples: int, dtype: torch.dtype | None) -> torch.device:
+def _device(pieces: Sequence[Piece], samples: int, dtype: torch.dtype | None) -> torch.device:
     """Return where the table lies, by its size."""
     first = pieces[0].delta
     kept = [f for piece in pieces for f in piece.factors().values()]
     entry = sum(f[0, 0].numel() * _kept(f, dtype).itemsize for f in kept)
     words = f"{len(first)} × {samples:,} entries of {sum(map(kept_numbers, pieces)):,} numbers"
-    return place(len(first) * (samples + 1) * entry, words, first.device)
+    return table_device(len(first) * (samples + 1) * entry, words, first.device)
 
 
 def fill(table: Table, gradients: Gradients, samples: Tensor, *, rows: int, chunk: int) -> None:
