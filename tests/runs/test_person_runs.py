@@ -151,6 +151,15 @@ def test_a_person_at_two_sites_is_what_the_noise_is_for(place):
     assert "record" not in text
 
 
+def test_a_plan_is_for_a_person_at_as_many_sites(place):
+    words = '--set=algorithm.step_size="auto"', "--set=privacy.noise=pairwise", "--set=privacy.honest=2"
+    words = *words, "--set=algorithm.name=privsgp", "--set=privacy.sites_per_person=2", "--set=seed="
+    plan = json.loads(runs.command("plan", place / "run.toml", "--json", *words).out)
+    assert [sites for sites, _ in plan["by_sites"]] == [1, 2, 3]
+    assert plan["by_sites"][1][1] == pytest.approx(3, rel=0.03)
+    assert plan["pairwise"]["curve"][1] == pytest.approx([2, plan["by_sites"][1][1]])
+
+
 def test_identifiers_stay_where_they_are(place):
     ran = train(place, "secret", "--set=seed=")
     assert "persons have more than 3 rows, and 3 of each are used" in ran.err

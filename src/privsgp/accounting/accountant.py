@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, get_args
 
@@ -47,6 +47,7 @@ ENVELOPE = 0.2
 
 
 MOST_SITES = 3  # with more, neither the mixture nor the Rényi sum over all patterns of coins is a good bound
+_FEW = 20_000  # boxes of a mixture in a search
 _MOST = 2**53  # releases: beyond, floats no longer count one by one
 
 
@@ -119,9 +120,16 @@ def rough(mechanism: Mechanism, steps: int, delta: float, relation: Relation) ->
     run = _run(mechanism, steps, relation)
     if run is None:
         return math.inf
-    parts = ((Ends(*astuple(r)) if isinstance(r, Geometry) else r, count) for r, count in run.parts)
-    curve = _composed(_Run(tuple(parts), run.in_a_row), delta)
+    parts = tuple((_roughly(release), count) for release, count in run.parts)
+    curve = _composed(_Run(parts, run.in_a_row), delta)
     return _neighbour(curve, run.in_a_row).epsilon(delta)
+
+
+def _roughly(release: Release) -> Release:
+    """Return a release that is quick to count."""
+    if isinstance(release, Geometry):
+        return Ends(*astuple(release))
+    return release if isinstance(release, Sampled) else replace(release, boxes=_FEW)
 
 
 def check(steps: int, delta: float, relation: str) -> int:

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-_BOXES = 150_000  # up to a permutation of the sites
 _FAR = 10.0  # σ beyond the farthest mean: there P counts as an infinite loss
-_OFF = 2.0**-36  # relative error of sums of up to 2 · _BOXES masses, each exact to 2⁻⁴²
+_OFF = 2.0**-36  # relative error of sums of some 300,000 masses, each exact to 2⁻⁴²
 
 
 class _Points(NamedTuple):
@@ -40,12 +39,16 @@ class _Points(NamedTuple):
 
 @dataclass(frozen=True)
 class Mixture:
-    """A release at `sites` sites, each with shift `mu` and a coin of probability `rate`; `correlation` is a."""
+    """A release at `sites` sites, each with shift `mu` and a coin of probability `rate`; `correlation` is a.
+
+    Any number of `boxes`, up to a permutation of the sites, is valid. Few are rough and quick.
+    """
 
     rate: float
     mu: float
     sites: int
     correlation: float
+    boxes: int = 150_000
 
     @property
     def farthest(self) -> float:
@@ -83,9 +86,7 @@ def _points(release: Mixture) -> _Points:
     own = release.mu * math.sqrt(1 - a)  # M^½ = own · I + joint · 11ᵀ
     joint = (release.farthest / math.sqrt(s) - own) / s
     edges = _edges(release, own, joint)
-    # Sites are alike: of boxes that differ by a permutation one is enough.
-    boxes = np.array(list(combinations_with_replacement(range(edges.size - 1), s)))
-    times = _permutations(boxes)
+    boxes, times = _boxes(edges.size - 1, s)
     base = _masses(edges, 0.0)
     mass = base[boxes].prod(1)
     low, high, mean = np.zeros((3, len(boxes)))
@@ -121,10 +122,10 @@ def _split(low: Array, high: Array, mean: Array, mass: Array) -> _Points:
 
 
 def _edges(release: Mixture, own: float, joint: float) -> Array:
-    """Return where each axis is cut: finely where P or Q has mass, and so that there are about _BOXES boxes."""
+    """Return where each axis is cut: finely where P or Q has mass, for about as many boxes as asked for."""
     s, top = release.sites, own + release.sites * joint
     count = 2
-    while math.comb(count + s, s) <= _BOXES:
+    while math.comb(count + s, s) <= release.boxes:
         count += 1
     fine = np.linspace(-_FAR, top + _FAR, 20_001)
     means = [0.0, *(own * coin + joint * drawn for drawn in range(1, s + 1) for coin in (0, 1))]
@@ -141,11 +142,13 @@ def _masses(edges: Array, mean: float) -> Array:
     return np.asarray(np.where(x[:-1] > 0, upper, lower))
 
 
-def _permutations(boxes: NDArray[np.int64]) -> Array:
-    """Return how many boxes differ from each by a permutation alone: s! over the factorials of repeats."""
+@lru_cache(maxsize=4)
+def _boxes(count: int, sites: int) -> tuple[NDArray[np.int64], Array]:
+    """Return boxes by their place on each axis, one of those that differ by a permutation, and how many these are."""
+    boxes = np.array(list(combinations_with_replacement(range(count), sites)))
     times = np.full(len(boxes), float(math.factorial(boxes.shape[1])))
     run = np.ones(len(boxes))
     for i in range(1, boxes.shape[1]):
         run = np.where(boxes[:, i] == boxes[:, i - 1], run + 1, 1.0)
         times /= run
-    return times
+    return boxes, times

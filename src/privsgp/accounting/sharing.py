@@ -21,7 +21,7 @@ from privsgp.errors import Refused
 from privsgp.files import finite
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from privsgp.accounting.mechanisms import Mechanism, Relation
     from privsgp.accounting.pairwise import Array
@@ -46,12 +46,18 @@ class Sharing:
         return Shared(mechanism.with_sigma(sigma), self.honest, self.graph.partners, least)
 
     def summary(
-        self, covariance: PairwiseCovariance, mechanism: Shared, steps: int, delta: float, relation: Relation
+        self,
+        covariance: PairwiseCovariance,
+        mechanism: Shared,
+        steps: int,
+        delta: float,
+        relation: Relation,
+        unit: Callable[[Mechanism], Mechanism],
     ) -> dict[str, Any]:
-        """Return what the noise is made of, and ε by how many nodes are honest."""
+        """Return what the noise is made of, and ε of a unit of privacy by how many nodes are honest."""
 
         def epsilon(at: Mechanism) -> float:
-            return accountant.epsilon(at, steps, delta, relation).epsilon
+            return accountant.epsilon(unit(at), steps, delta, relation).epsilon
 
         curve = [[h, finite(e)] for h, e in trust_curve(covariance, 0, mechanism, epsilon)]
         shown = {"trust": "honest sites", "nodes": self.graph.nodes, "honest": self.honest}

@@ -18,7 +18,7 @@ from privsgp import plugins
 from privsgp.accounting import calibration
 from privsgp.accounting.calibration import C2
 from privsgp.accounting.curve import Gaussian
-from privsgp.accounting.mechanisms import nominal
+from privsgp.accounting.mechanisms import PersonLevel, Shared, nominal
 from privsgp.accounting.sharing import solve
 from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.update_rule import node_weights
@@ -50,6 +50,8 @@ class Network:
     sharing: Sharing | None = None  # the sites that share noise; None: no site does
     pair_ratio: float = 2.0
     sites: Sequence[str] = ()  # the names that people use
+    rows_per_person: int | None = None  # None: a sample is a record
+    sites_per_person: int = 1
 
     def named(self, node: int) -> str:
         """Return a node's number and name."""
@@ -70,6 +72,20 @@ class Network:
         if self.sharing is None:
             return None
         return solve(sigmas, self.sharing.honest, self.pair_ratio, self.sharing.graph, self.weights)
+
+    def counted(self, mechanism: Mechanism) -> Mechanism:
+        """Return the mechanism of a node's own noise as that of noise that nodes share, and of persons, where it is."""
+        if self.sharing is not None and mechanism.shared is None:
+            mechanism = Shared(mechanism, self.sharing.honest, self.sharing.graph.partners)
+        if self.rows_per_person is None:
+            return mechanism
+        return PersonLevel(mechanism, self.rows_per_person, self.sites_per_person, self.correlation)
+
+    @cached_property
+    def correlation(self) -> float:
+        """What messages show of each other, for nodes with one budget."""
+        shared = self.covariance(self.noises)
+        return 1.0 if self.sharing is None or shared is None else shared.correlation(self.sharing.honest, self.noises)
 
     @property
     def independent(self) -> float:
@@ -173,7 +189,7 @@ class NoiseNeeded:
         n, mechanism = self.network, self.settled(steps).mechanism(self.batch, round(self.network.mean_samples))
         if n.nominal:
             return float(plugins.formula(n.accountant).sigma(mechanism, steps, *budget, n.c2))
-        return calibration.rough_sigma(mechanism, n.releases(steps), *budget, n.relation)
+        return calibration.rough_sigma(n.counted(mechanism), n.releases(steps), *budget, n.relation)
 
     def common(self, steps: int) -> float:
         """Return σ of a node with J̄ samples and the common budget."""

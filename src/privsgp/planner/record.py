@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from privsgp.accounting.shown import guess, percent_up, small, span_up, up
-from privsgp.files import in_units
+from privsgp.accounting import statements
+from privsgp.accounting.shown import bound, guess, percent_up, small, span_up, up
+from privsgp.files import finite, in_units
 from privsgp.models import per_sample
 from privsgp.planner.choose import LENGTHS
 from privsgp.planner.theorems import careless_delta
@@ -161,9 +162,16 @@ class Plan:
         made = c.method.mechanism(c.batch, round(n.mean_samples)).with_sigma(c.noise.common(c.steps))
         alike = n.sharing.solved(made.sigma, n.pair_ratio)
         mechanism = n.sharing.counted(made, alike)
-        told = n.sharing.summary(alike, mechanism, n.releases(c.steps), n.delta, n.relation)
+        told = n.sharing.summary(alike, mechanism, n.releases(c.steps), n.delta, n.relation, n.counted)
         mean = {"average_sigma": covariance.average_sigma, "message_sigma": covariance.message_sigma}
         return told | mean | {"independent_noise_in_average": self.deviation(c) / n.left}
+
+    @cached_property
+    def by_sites(self) -> list[tuple[int, float]]:
+        """ε of a person by the number of sites that have rows of it; nothing for records."""
+        c, n = self.chosen, self.network
+        made = c.method.mechanism(c.batch, round(n.mean_samples)).with_sigma(c.noise.common(c.steps))
+        return statements.by_sites(n.counted(made), n.releases(c.steps), n.delta, n.relation)
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -201,6 +209,7 @@ class Plan:
             "delta": [delta for _, delta in n.budgets],
             "weights": n.weights,
             "pairwise": self.shared,
+            "by_sites": [[sites, finite(epsilon)] for sites, epsilon in self.by_sites],
             "clip": c.method.settings.clip,
             "rehearsal_score": c.score,
             "clip_from": self.clip_text,
@@ -236,6 +245,9 @@ class Plan:
             known = (f"{h}: {'no bound' if epsilon is None else up(epsilon, 3)}" for h, epsilon in shared["curve"])
             trust.append(("trust", f"{shared['honest']} of {shared['nodes']} nodes are honest"))
             trust.append(("ε by the number of honest nodes", ", ".join(known)))
+        if self.by_sites:
+            known = (f"{sites}: {bound(epsilon)}" for sites, epsilon in self.by_sites)
+            trust.append(("ε of a person by its number of sites", ", ".join(known)))
         weights = "equal" if n.weights is None else f"{span([n.nodes * p for p in n.weights])} times 1/n"
         return [
             ("algorithm", c.method.label),

@@ -124,7 +124,7 @@ def network_of(config: Config, problem: Problem) -> Network:
     sharing = Sharing(NoiseGraph(n), config.honest) if config.pairwise else None
     network = Network(
         samples, budgets, p.relation, p.spare, p.accountant, p.c2, config.algorithm.weights, sharing, config.pair_ratio,
-        config.data.sites or (),
+        config.data.sites or (), config.data.rows_per_person, p.sites_per_person,
     )  # fmt: skip
     if "weights" in config.algorithm.auto:
         return replace(network, weighting="noise" if network.gain < record.HEAVY else "equal")

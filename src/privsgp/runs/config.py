@@ -446,8 +446,6 @@ class Config(Options):
         for key in ("epsilon", "delta", "sigma") if s > 1 else ():
             keys = f"privacy.{key} privacy.sites_per_person"
             yield isinstance(getattr(p, key), list), keys, "give all nodes the same: a person is at several"
-        planned = f"{(*self.auto, '')[0]} privacy.sites_per_person"
-        yield s > 1 and self.auto, planned, "give numbers: a plan is for one site"
         yield d.rows_per_person is None, "data.person data.rows_per_person", "say how many rows of a person are used"
         both = self.evaluation.share is not None and p.relation == "replace-one"
         remedy = "take 'zero-out': the sides have public sizes, and another person may be on the other side"
