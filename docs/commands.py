@@ -23,8 +23,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs h
         return markdown.replace("<!-- run.toml -->", keys())
     if "<!-- policy.toml -->" in markdown:
         from privsgp.accounting.policy import Policy
-        from privsgp.options import keys
-        from privsgp.runs.reference import table
+        from privsgp.runs.reference import keys, table
 
         return markdown.replace("<!-- policy.toml -->", "\n".join(table(keys(Policy))))
     if "<!-- sections -->" in markdown:
@@ -47,9 +46,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs h
 
 def sections() -> str:
     """Return the sections of run.toml as users type them: summary, example, and a table of keys."""
-    from privsgp.options import keys
     from privsgp.runs import sections
-    from privsgp.runs.reference import table
+    from privsgp.runs.reference import keys, table
 
     lines = []
     for name in sections.__all__:

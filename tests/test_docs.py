@@ -83,3 +83,16 @@ def test_the_results_page_compares_methods_as_their_runs_did(monkeypatch):
     made = importlib.import_module("comparison_table")
     text = made.written(ROOT / "docs" / "results" / "comparison")
     assert made.pages.shown((ROOT / "docs" / "results.md").read_text(), "comparison") == text
+
+
+@pytest.mark.parametrize(
+    ("mark", "shown"),
+    [
+        ("run.toml", "| `epsilon` |"), ("policy.toml", "| `epsilon_total` |"), ("sections", "### `privsgp.Privacy`"),
+        ("commands", "## `privsgp join`"), ("provenance", "**record**"),
+    ],
+)  # fmt: skip
+def test_a_page_is_filled_from_the_code(monkeypatch, mark, shown):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    page = importlib.import_module("commands").on_page_markdown(f"<!-- {mark} -->")
+    assert shown in page

@@ -29,7 +29,7 @@ class _Key(NamedTuple):
     meaning: str
 
 
-def _keys(kind: type[Options]) -> list[_Key]:
+def keys(kind: type[Options]) -> list[_Key]:
     """Return the keys of a class: its own, then those it inherits."""
     schema, own = kind.model_json_schema().get("properties", {}), kind.__annotations__
     fields = sorted(kind.model_fields.items(), key=lambda item: item[0] not in own)
@@ -72,13 +72,13 @@ def sections() -> dict[str, type[Options]]:
 
 def reference() -> list[tuple[str, str, list[tuple[str, list[_Key]]]]]:
     """Return (section, what it is about, [(whose keys, the keys)]); the first keys are the section's own."""
-    top = [key for key in _keys(Config) if key.name not in sections()]
+    top = [key for key in keys(Config) if key.name not in sections()]
     told = [("", "Of the whole run.", [("", top)])]
     for name, base in sections().items():
-        groups = [("", [_named(name, key) for key in _keys(base)])]
+        groups = [("", [_named(name, key) for key in keys(base)])]
         if name in SECTIONS:
             groups += _of_components(name)
-        groups += [(where, _keys(kind)) for (section, where), kind in TABLES.items() if section == name]
+        groups += [(where, keys(kind)) for (section, where), kind in TABLES.items() if section == name]
         told.append((name, base.__doc__ or "", groups))
     return told
 
@@ -97,7 +97,7 @@ def _of_components(section: str) -> list[tuple[str, list[_Key]]]:
     for name in chosen.components:
         if (own := chosen.options(name)).model_fields:
             alike.setdefault(own, []).append(f'"{name}"')
-    return [(f"{chosen.key} = {' or '.join(names)}", _keys(own)) for own, names in alike.items()]
+    return [(f"{chosen.key} = {' or '.join(names)}", keys(own)) for own, names in alike.items()]
 
 
 def markdown() -> str:
