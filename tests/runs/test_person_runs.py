@@ -13,9 +13,10 @@ import privsgp
 import runs
 from privsgp.accounting.book import Book
 from privsgp.accounting.statements import statements
-from privsgp.algorithms import Drawn, Exchange, Release, State
+from privsgp.algorithms import ALGORITHMS, Drawn, Exchange, Release, State, ToServer
 from privsgp.algorithms.block import Randomness
 from privsgp.audit.attack import _ZeroedOut
+from privsgp.clock import Event
 from privsgp.data import persons
 from privsgp.data.dataset import from_arrays, stack
 from privsgp.engine.drive import drive
@@ -191,7 +192,8 @@ def test_rows_of_a_person_in_another_file_are_in_the_book(place):
         (None, ("--set=data.person=nobody",), "has no column 'nobody'"),
         (None, ("--set=data.rows_per_person=",), "without data.rows_per_person"),
         (None, ("--set=data.rows_per_person=65",), "64"),
-        (None, ("--set=algorithm.name=ldp-svrg",), "data.person"),
+        (None, ("--set=algorithm.name=adp2-sgd", "--set=privacy.sites_per_person=2"), "algorithm.name"),
+        (None, ("--set=algorithm.name=dp-sgd", "--set=privacy.sites_per_person=2"), "algorithm.name"),
         (None, ("--set=privacy.sites_per_person=3",), "at most as many"),
     ],
 )  # fmt: skip
@@ -249,7 +251,7 @@ def test_which_rows_are_used_depends_on_the_person_alone():
 def problem_of(settings):
     rng = np.random.default_rng(0)
     names = np.repeat([f"p{i}" for i in range(40)], rng.integers(1, 6, 40))
-    x = (5 * rng.standard_normal((len(names), 6))).astype(np.float32)
+    x = (5 * rng.standard_normal((len(names), 24))).astype(np.float32)
     data = from_arrays(x, rng.integers(0, 2, len(names)), classes=2)
     data, _ = persons.grouped(data, persons.Named(names.tolist()), settings.data.persons)
     return problems.assembled(settings, data, problems.split(settings, data))
@@ -258,68 +260,90 @@ def problem_of(settings):
 def configured(method, **algorithm):
     return config.parse({
         "seed": 0, "data": {"name": "x.npz", "nodes": 2, "person": "p", "rows_per_person": 4},
-        "model": {"name": "mlp", "hidden": 5}, "privacy": {"sigma": 0.1, "clip": 0.5},
+        "model": {"name": "mlp", "hidden": 16}, "privacy": {"sigma": 0.1, "clip": 0.5},
         "algorithm": {"name": method, "batch": 5, "steps": 8} | algorithm,
     })  # fmt: skip
 
 
 class Everybody(Randomness):
-    """Draws everybody at every step, and adds no noise."""
+    """Draws everybody at every step, adds no noise, and keeps what noise would be added to."""
 
     secret = True
 
     def __init__(self, nodes, people):
         rows = torch.arange(people).expand(nodes, -1)
-        self.drawn = [Drawn(rows, torch.ones_like(rows, dtype=torch.bool))]
+        self.drawn, self.bare = [Drawn(rows, torch.ones_like(rows, dtype=torch.bool))], []
 
     def sample(self, k):
         return self.drawn
 
+    def sample_some(self, numbers):
+        return self.drawn
+
+    def events(self, k):
+        return [Event(0.0, node, 1 - node, k) for node in (0, 1)]
+
     def noise(self, k, g, node=None):
-        pass
+        self.bare.append((k, g.double().clone()))
 
 
-def released(spec, absent):
-    """Return all messages where one person of each node takes part, or does not; the same models come back."""
+def released(spec, absent, *, messages):
+    """Return all messages, or all that noise is added to, with one person of each node or without.
+
+    Whatever comes back from others is the same.
+    """
     learning, layout, sent = spec.learning, Layout.of(spec.learning.model), []
     present = torch.ones(learning.inputs.shape[:2], dtype=torch.bool)
     present[:, absent] = False
     gradient = of_samples(gradients(learning.model, learning.loss, learning.made_up()), learning.rows)
+    people = len(learning.inputs[0]) - 1
     block = _ZeroedOut(
         mechanisms=spec.mechanisms, inputs=learning.inputs, targets=learning.targets, gradient=gradient,
-        random=Everybody(2, 20), step_size=lambda _k: 1.0, present=present, taken=torch.zeros_like(present),
+        random=Everybody(len(present), people), step_size=lambda _k: 1.0, present=present,
+        taken=torch.zeros_like(present),
     )  # fmt: skip
     algorithm = spec.algorithm(block, spec.settings)
-    state = State.start(layout.flatten(learning.model), 2)
+    state = State.start(layout.flatten(learning.model), len(present))
     algorithm.begin(state.z)
     back = torch.Generator().manual_seed(1)
 
-    def answer(_k, event):
+    def answer(k, event):
         if isinstance(event, Release):
-            sent.append(event.message.double())
+            sent.append((k, event.message.double()))
+            if event.node is not None:  # nodes act one at a time: what a node goes on from is its message
+                event.message.copy_(torch.randn(event.message.shape, generator=back))
+        if isinstance(event, ToServer):
+            return torch.randn(event.messages[0].shape, generator=back)
         return (event.x, event.w) if isinstance(event, Exchange) else None
 
     for k in range(6):
         drive(algorithm.step(k, state), k, answer)
         state = State.debiased(torch.randn(state.x.shape, generator=back), state.w)
-    return sent
+    return sent if messages else block.random.bare
+
+
+PRIVATE = [name for name in ALGORITHMS if ALGORITHMS[name].private]
 
 
 @pytest.mark.parametrize(
-    ("method", "algorithm"), [*((m, {}) for m in METHODS), ("privsgp-vr", {"difference_clip": 0.1})]
+    ("method", "algorithm"),
+    [*((name, {}) for name in PRIVATE), ("privsgp-vr", {"difference_clip": 0.1}), ("dp-srm", {"alpha": 0.5})],
 )
 def test_removing_a_person_moves_a_release_by_at_most_the_counted_shift(method, algorithm):
     settings = configured(method, **algorithm)
     spec = build.build_run(resolve(settings, problem_of(settings)))
-    assert spec.learning.samples == [20, 20]
-    everyone, farthest = released(spec, 20), 0.0
-    shift = spec.mechanisms[0].largest_shift
-    for person in range(20):
-        pairs = zip(everyone, released(spec, person), strict=True)
-        farthest = max(farthest, *(float((a - b).norm(dim=1).max()) / shift for a, b in pairs))
-    assert farthest <= 1 + 1e-6
-    if method != "privsgp-vr":
-        assert farthest > 0.99  # the clip is used
+    nodes = 1 if ALGORITHMS[method].pooled else 2
+    assert spec.learning.samples == [40 // nodes] * nodes
+    mechanism, largest = spec.mechanisms[0], {True: 0.0, False: 0.0}
+    for messages in (True, False)[0 if method in METHODS else 1 :]:  # those of others remember earlier messages
+        everyone = released(spec, 40 // nodes, messages=messages)
+        for person in range(40 // nodes):
+            for (k, a), (_, b) in zip(everyone, released(spec, person, messages=messages), strict=True):
+                moved = float((a - b).norm(dim=-1).max()) / mechanism.at(k).largest_shift
+                largest[messages] = max(largest[messages], moved)
+    assert max(largest.values()) <= 1 + 1e-6
+    if mechanism.weighted is None:
+        assert largest[False] > 0.99  # the clip is used
 
 
 def test_what_is_drawn_from_is_what_is_counted(monkeypatch):

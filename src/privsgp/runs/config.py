@@ -73,7 +73,6 @@ def _one_of(known: Collection[str], *, unsaid: str | None = None) -> AfterValida
 
 
 _OF_PERSONS = set(PersonOptions.model_fields)
-PERSONS = ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd")  # what clips a person's mean gradient
 _FILE_OR_TABLE = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]})
 _SiteName = Annotated[str, Field(pattern=r"^\w[\w.-]{0,63}$")]
 # pydantic has a method `schema`, deprecated for years, that the key of [data] hides.
@@ -453,8 +452,10 @@ class Config(Options):
         yield d.text or d.images, "data.person", "it is for tables, .npz files and arrays: leave it out"
         known = {} if d.schema is None else d.schema.encoded | dict.fromkeys(d.schema.target.columns)
         yield d.person in known, "data.person", "no model may see whose row it is: let the schema ignore it"
-        other = self.algorithm.name not in PERSONS
-        yield other, "data.person algorithm.name", f"take one of {', '.join(PERSONS)}"
+        method = ALGORITHMS[self.algorithm.name]
+        apart = s > 1 and (method.pooled or method.asynchronous)
+        remedy = "leave it out: sites with one table, or with other numbers of steps, are no sites alike"
+        yield apart, "privacy.sites_per_person algorithm.name", remedy
 
     def _privacy_rules(self) -> Rules:
         p, method = self.privacy, ALGORITHMS[self.algorithm.name]
