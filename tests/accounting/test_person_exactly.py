@@ -27,8 +27,10 @@ def one_step(rate, shifts, correlation, cells):
     gram = np.outer(shifts, shifts) * np.where(np.eye(s, dtype=bool), 1.0, correlation)
     values, vectors = np.linalg.eigh(gram)
     root = np.linalg.qr((vectors * np.sqrt(values.clip(0))).T)[1]  # rootᵀ root = gram: the means are root c
-    means = [(root @ np.array(c), np.prod([rate if drawn else 1 - rate for drawn in c]))
-             for c in itertools.product((0, 1), repeat=s)]
+    means = [
+        (root @ np.array(c), np.prod([rate if drawn else 1 - rate for drawn in c]))
+        for c in itertools.product((0, 1), repeat=s)
+    ]
     axes = []
     for i in range(s):
         ends = [mean[i] for mean, _ in means]

@@ -368,3 +368,101 @@ def test_rows_from_python_belong_to_persons(tmp_path):
     assert all(map(torch.equal, one.model.state_dict().values(), other.model.state_dict().values()))
     with pytest.raises(Refused, match="89 identifiers for 90 rows"):
         privsgp.train(model, (x, y), persons=names[1:], rows_per_person=3, nodes=2, seed=1, out=tmp_path / "c", **given)
+
+
+def short(place, data, *more):
+    """Write a short run on files of two sites."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in data.items()]
+    (place / "run.toml").write_text("\n".join([
+        'name = "files"', "seed = 1", "[data]", "nodes = 2", *lines, *more, '[graph]\nname = "complete"',
+        "[privacy]\nepsilon = 3.0", '[algorithm]\nname = "privsgp-vr"\nbatch = 3\nsteps = 4',
+        '[engine]\ndevice = "cpu"',
+    ]))  # fmt: skip
+
+
+def written(place, out):
+    """Return all that a run wrote, and its model's weights."""
+    files = {file: file.read_bytes() for file in (place / out).rglob("*") if file.is_file()}
+    return b"".join(files.values()), load_file(place / out / "model.safetensors")
+
+
+TEXTS = ("[data.text]", 'labels = ["no", "yes"]', "vocabulary = 50", "length = 4", '[model]\nname = "embedding"')
+
+
+@pytest.mark.parametrize("choice", [{}, {"rows_choice": "latest", "rows_date": "day"}])
+def test_texts_belong_to_persons(tmp_path, choice):
+    rng = np.random.default_rng(0)
+    rows = [
+        {"who": f"PAT-{site}-{i % 9}", "day": f"2024-0{1 + i // 9}-11T08:00", "text": f"word{rng.integers(30)} {i}",
+         "label": "yes" if i % 2 else "no"}
+        for site in range(2) for i in range(27)
+    ]  # fmt: skip
+    person = {"path": "{node}.jsonl", "person": "who", "rows_per_person": 2} | choice
+
+    def write(order):
+        for site in range(2):
+            own = [json.dumps(row) for row in rows if row["who"].startswith(f"PAT-{site}")]
+            (tmp_path / f"{site}.jsonl").write_text("\n".join(order(own)))
+
+    write(list)
+    short(tmp_path, person, *TEXTS)
+    ran = train(tmp_path, "one")
+    assert "9 persons have more than 2 rows" in ran.err
+    write(lambda own: own[::-1])
+    train(tmp_path, "other")
+    (all_of_it, one), (_, other) = written(tmp_path, "one"), written(tmp_path, "other")
+    assert b"PAT-" not in all_of_it
+    assert "PAT-" not in ran.out + ran.err
+    assert all(map(torch.equal, one.values(), other.values()))
+    assert json.loads((tmp_path / "one" / "summary.json").read_text())["samples"] == [9, 9]
+    if choice:  # the first of three texts of each is never used
+        rows = [row | {"text": "other", "label": "no"} if "2024-01" in row["day"] else row for row in rows]
+        write(list)
+        train(tmp_path, "cut")
+        assert all(map(torch.equal, one.values(), written(tmp_path, "cut")[1].values()))
+
+
+@pytest.mark.parametrize(
+    ("changed", "data", "said"),
+    [
+        ({"who": None}, {}, "no identifier of a person"),
+        ({"who": " "}, {}, "no identifier of a person"),
+        ({}, {"person": "nobody"}, "has no 'nobody'"),
+        ({}, {"person": "text"}, "no model may see"),
+        ({"day": "soon"}, {"rows_choice": "latest", "rows_date": "day"}, "a date is none"),
+    ],
+)
+def test_texts_of_nobody_are_refused(tmp_path, changed, data, said):
+    for site in range(2):
+        rows = [{"who": f"{i % 9}", "day": "2024-01-11", "text": "a b", "label": "no"} for i in range(18)]
+        (tmp_path / f"{site}.jsonl").write_text("\n".join(map(json.dumps, [*rows, rows[0] | changed])))
+    short(tmp_path, {"path": "{node}.jsonl", "person": "who", "rows_per_person": 2} | data, *TEXTS)
+    ran = runs.command("train", tmp_path / "run.toml", "--out", tmp_path / "out")
+    assert ran.code == 2
+    assert said in ran.err
+    short(tmp_path, {"path": "{node}.jsonl"}, *TEXTS)
+    if not changed:
+        assert "column 'who' has 9 names for 19 rows" in runs.unwrapped(train(tmp_path, "rows").err)
+
+
+def test_images_belong_to_persons_by_their_names(tmp_path):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for site in range(2):
+        for i in range(18):
+            folder = tmp_path / f"site-{site}" / "ab"[i % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            pixels = rng.integers(0, 255, (6, 6, 3), np.uint8)
+            Image.fromarray(pixels).save(folder / f"PAT-{site}{i % 6}_{i}.png")
+    images = "[data.images]", 'labels = ["a", "b"]', '[model]\nname = "logistic"'
+    person = {"path": "site-{node}", "person": "{person}_*.png", "rows_per_person": 2}
+    short(tmp_path, person, *images)
+    ran = train(tmp_path, "one")
+    assert "6 persons have more than 2 rows" in ran.err
+    assert b"PAT-" not in written(tmp_path, "one")[0]
+    assert json.loads((tmp_path / "one" / "summary.json").read_text())["samples"] == [6, 6]
+    for wrong, said in (("{person}-x.png", "no identifier of a person"), ("patient", "write it like")):
+        short(tmp_path, person | {"person": wrong}, *images)
+        ran = runs.command("train", tmp_path / "run.toml", "--out", tmp_path / "out")
+        assert (ran.code, said in ran.err, "PAT-" in ran.err) == (2, True, False), ran.err

@@ -449,9 +449,15 @@ class Config(Options):
         both = self.evaluation.share is not None and p.relation == "replace-one"
         remedy = "take 'zero-out': the sides have public sizes, and another person may be on the other side"
         yield both, "privacy.relation evaluation.share data.person", remedy
-        yield d.text or d.images, "data.person", "it is for tables, .npz files and arrays: leave it out"
-        known = {} if d.schema is None else d.schema.encoded | dict.fromkeys(d.schema.target.columns)
-        yield d.person in known, "data.person", "no model may see whose row it is: let the schema ignore it"
+        unnamed = d.images is not None and (d.person.count("{person}") != 1 or d.rows_date is not None)
+        yield unnamed, "data.person data.images", 'write it like "{person}_*.png", without rows_date'
+        known = set() if d.schema is None else {*d.schema.encoded, *d.schema.target.columns}
+        known |= set() if d.text is None else {d.text.column, d.text.label}
+        yield (
+            d.person in known,
+            "data.person",
+            "no model may see whose row it is: let the schema ignore it, or name another",
+        )
         method = ALGORITHMS[self.algorithm.name]
         apart = s > 1 and (method.pooled or method.asynchronous)
         remedy = "leave it out: sites with one table, or with other numbers of steps, are no sites alike"
