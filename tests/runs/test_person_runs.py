@@ -290,7 +290,7 @@ class Everybody(Randomness):
 def released(spec, absent, *, messages):
     """Return all messages, or all that noise is added to, with one person of each node or without.
 
-    Whatever comes back from others is the same.
+    Answers of others are the same in both.
     """
     learning, layout, sent = spec.learning, Layout.of(spec.learning.model), []
     present = torch.ones(learning.inputs.shape[:2], dtype=torch.bool)
