@@ -66,8 +66,8 @@ def stack(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor], *, rules:
     except (RuntimeError, ValueError) as error:  # a branch on what a whole batch holds, say
         raise Refused(
             f"torch.func cannot differentiate this model sample by sample: {error}",
-            "write its forward with operations that vmap supports: no changes in place, no branches that depend on data. "
-            "Give models of Hugging Face masks with four axes: mask[:, None, None].bool()",
+            "write its forward with operations that vmap supports, without in-place changes or branches that depend on "
+            "data. Give models of Hugging Face masks with four axes: mask[:, None, None].bool()",
         ) from error
     return functional
 
