@@ -109,3 +109,19 @@ class _Drops(nn.Linear):
 def test_refusals_say_what_to_do(tmp_path, model, data, what):
     with pytest.raises(Refused, match=what):
         privsgp.train(model, data, out=tmp_path / "run", seed=0, nodes=2, privacy={"epsilon": 3.0})
+
+
+class _Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = nn.GRU(2, 3, batch_first=True), nn.Linear(3, 2)
+
+    def forward(self, x):
+        packed = nn.utils.rnn.pack_padded_sequence(x.reshape(-1, 4, 2), [3] * len(x), batch_first=True)
+        return self.out(self.rnn(packed)[1][-1])
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of lengths under vmap
+def test_packed_sequences_are_refused(tmp_path):
+    with pytest.raises(Refused, match="PackedSequence"):
+        trained(tmp_path, _Packed(), X, Y)
