@@ -207,6 +207,7 @@ OUTSIDE = {
     "metrics.py": "Compares predictions with public labels.",
     "models/loss.py": "Is probed with the model by `gradients/stacked.py`: a sample's loss alone and in a batch.",
     "later.py": "Imports and names.",
+    "models/additive.py": "Builds a public model from a public schema. `gradients/stacked.py` probes it.",
     "models/networks.py": "Builds a public model. `gradients/stacked.py` probes it.",
     "models/options.py": "Names models.",
     "data/published.py": "Reads data sets whose records are published.",
