@@ -13,7 +13,10 @@ from privsgp.files import write_json
 from privsgp.runs import sums
 from privsgp.runs.problem import unencoded
 from privsgp.statistics.columns import Numbers, Values, described, norm
+from privsgp.statistics.estimates import Groups
 from privsgp.statistics.moments import Moments
+from privsgp.statistics.survival import Times
+from privsgp.statistics.survival import codes as cells_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,11 +65,16 @@ def columns(config: Config) -> list[Column]:
     made: list[Column] = [_column(schema, name, asked.bins) for name in known if name in (asked.columns or known)]
     for name in asked.by:
         target, groups = _column(schema, schema.target.column, asked.bins), _column(schema, name, asked.bins)
-        if not isinstance(target, Values) or not isinstance(groups, Values) or target == groups:
+        if isinstance(target, Numbers) or not isinstance(groups, Values) or target == groups:
             raise Refused(f"the target by {name}", "take a category or yes/no column, and a target with classes")
+        if isinstance(target, Times):
+            made.append(Times(f"{target.name} by {name}", target.edges, Groups((name,), (groups.values,))))
+            continue
         crossed = [f"{label}, {name} = {value}" for value in groups.values for label in target.values]
         made.append(Values(f"{target.name} by {name}", tuple(crossed)))
     if asked.moments is not None:
+        if schema.times is not None:
+            raise Refused("--moments with a target of survival", "leave it out: times that were cut short have no mean")
         made.append(Moments((*schema.features, schema.target.column), asked.moments))
     return made
 
@@ -75,12 +83,16 @@ def rows(config: Config, dataset: Dataset) -> Array:
     """Return the vector of each row, decoded from the inputs and targets of a run."""
     schema, made = _schema(config), list[Any]()
     for column in columns(config):
+        by = column.name.removeprefix(f"{schema.target.column} by ")
+        crossed = column.name not in (*schema.encoded, schema.target.column)
         if isinstance(column, Moments):
             made.append(column.rows(np.column_stack([dataset.x, dataset.y]).astype(float)))
+        elif isinstance(column, Times):
+            group = codes(schema, by, dataset)[0] if crossed else np.zeros(len(dataset.y), np.int64)
+            made.append(column.rows(cells_of(dataset.y), group))
         elif isinstance(column, Numbers):
             made.append(column.rows(*_numbers(schema, column.name, dataset)))
-        elif " by " in column.name and column.name not in (*schema.encoded, schema.target.column):
-            by = column.name.removeprefix(f"{schema.target.column} by ")
+        elif crossed:
             (labels, none), (groups, missing) = codes(schema, schema.target.column, dataset), codes(schema, by, dataset)
             made.append(column.rows(groups * len(schema.target.classes or ()) + labels, none | missing))
         else:
@@ -98,12 +110,12 @@ def written(config: Config, total: Total, place: Path) -> dict[str, Any]:
 def _schema(config: Config) -> Schema:
     if config.data.schema is None:
         raise Refused("run.toml has no data.schema", "name one: describe uses its public ranges")
-    if config.data.schema.times is not None:
-        raise Refused("describe for a target of survival", "give it a schema whose target is another column")
     return config.data.schema
 
 
-def _column(schema: Schema, name: str, bins: int) -> Values | Numbers:
+def _column(schema: Schema, name: str, bins: int) -> Values | Numbers | Times:
+    if name == schema.target.column and schema.times is not None:
+        return Times(name, tuple(schema.times))
     if name == schema.target.column:
         classes = schema.target.classes
         return Numbers(name, *schema.target.limits, bins) if classes is None else Values(name, tuple(classes))
