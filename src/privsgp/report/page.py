@@ -34,6 +34,11 @@ TEMPLATES = Environment(
 )  # fmt: skip
 
 
+def style() -> str:
+    """Return the style of all pages."""
+    return (resources.files("privsgp.report") / "page.css").read_text("utf-8")
+
+
 def write(folder: Path, out: Path) -> None:
     """Write the page of a run or a description to `out`, whole or not at all."""
     text = _description(folder) if (folder / description.NAME).exists() else page(views.read(folder))
@@ -68,7 +73,7 @@ def page(view: RunView) -> str:
         alerts=view.alerts,
         what=view.what,
         name=view.summary["name"],
-        style=_style(),
+        style=style(),
         charts=figures(view),
         confusion=_confusion(view.summary.get("confusion") or []),
         held_out=_held_out(view.folder),
@@ -92,16 +97,12 @@ def _confusion(counts: list[list[int]]) -> Markup | None:
     return table(head, [[str(c), *map(str, row)] for c, row in enumerate(counts)])
 
 
-def _style() -> str:
-    return (resources.files("privsgp.report") / "page.css").read_text("utf-8")
-
-
 def _description(folder: Path) -> str:
     """Return the page of a private description."""
     found = description.read(folder)
     rows, head = description.rows_of(found), ["what", "value, 95 % interval"]
     return TEMPLATES.get_template("description.html").render(
-        found=found, name=found["name"], kind="description", style=_style(), spent=description.statement(found),
+        found=found, name=found["name"], kind="description", style=style(), spent=description.statement(found),
         what=f"{sum(found['records']):,} {found['unit']}s at {len(found['records'])} sites, counted once with noise",
         alerts=[("simulation, not private", "the configuration has a seed")] if found["simulation"] else [],
         guess=percent_up(guess(found["epsilon"], found["delta"])),

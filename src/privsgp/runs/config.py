@@ -73,7 +73,6 @@ def _one_of(known: Collection[str], *, unsaid: str | None = None) -> AfterValida
 
 
 _OF_PERSONS = set(PersonOptions.model_fields)
-PERSONS = ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd")  # what clips a person's mean gradient
 _FILE_OR_TABLE = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]})
 _SiteName = Annotated[str, Field(pattern=r"^\w[\w.-]{0,63}$")]
 # pydantic has a method `schema`, deprecated for years, that the key of [data] hides.
@@ -453,11 +452,19 @@ class Config(Options):
         both = self.evaluation.share is not None and p.relation == "replace-one"
         remedy = "take 'zero-out': the sides have public sizes, and another person may be on the other side"
         yield both, "privacy.relation evaluation.share data.person", remedy
-        yield d.text or d.images, "data.person", "it is for tables, .npz files and arrays: leave it out"
-        known = {} if d.schema is None else d.schema.encoded | dict.fromkeys(d.schema.target.columns)
-        yield d.person in known, "data.person", "no model may see whose row it is: let the schema ignore it"
-        other = self.algorithm.name not in PERSONS
-        yield other, "data.person algorithm.name", f"take one of {', '.join(PERSONS)}"
+        unnamed = d.images is not None and (d.person.count("{person}") != 1 or d.rows_date is not None)
+        yield unnamed, "data.person data.images", 'write it like "{person}_*.png", without rows_date'
+        known = set() if d.schema is None else {*d.schema.encoded, *d.schema.target.columns}
+        known |= set() if d.text is None else {d.text.column, d.text.label}
+        yield (
+            d.person in known,
+            "data.person",
+            "no model may see whose row it is: let the schema ignore it, or name another",
+        )
+        method = ALGORITHMS[self.algorithm.name]
+        apart = s > 1 and (method.pooled or method.asynchronous)
+        remedy = "leave it out: sites with one table, or with other numbers of steps, are no sites alike"
+        yield apart, "privacy.sites_per_person algorithm.name", remedy
 
     def _privacy_rules(self) -> Rules:
         p, method = self.privacy, ALGORITHMS[self.algorithm.name]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.data import draft, tables
 from privsgp.data.loading import same_file, site_paths
+from privsgp.data.persons import NAMES
 from privsgp.data.same_records import same_rows
 from privsgp.data.schema_text import written
 from privsgp.errors import Refused
@@ -138,7 +139,7 @@ def _run(
         made.classes is None and made.times is None,
         [name for name, _ in tables.repeating(table, made) if name in made.columns] if table is not None else [],
     )
-    names += [name for name, one in made.columns.items() if isinstance(one, Ignored) and tables.NAMES.search(name)]
+    names += [name for name, one in made.columns.items() if isinstance(one, Ignored) and NAMES.search(name)]
     name = json.dumps((names or [""])[0], ensure_ascii=False)
     lines = f"# person = {name}  # whose row it is: ε is then for a person\n# rows_per_person = 4\n"
     network = '"hazard"  ' if made.times is not None else '"linear"  ' if regression else '"logistic"'
