@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     Rules = Iterator[tuple[object, str, str]]  # whether keys exclude each other, the keys, what to do
 
-PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses and chooses from
+PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses
 SITES = "sites"  # the data.name of arrays that each node brings, from Python
 _FINEST = 2.0**-60  # of a clip: the squares of entries far below have no relative precision left, which κ rests on
 _SCALE, _DIFFERENCE = "algorithm.difference_scale", "algorithm.difference_clip"
@@ -217,7 +217,7 @@ class Privacy(_Planned):
 
 
 class AlgorithmSection(_Planned, UpdateOptions, FinalModel):
-    """The method. Name, batch, steps, step_size and weights may be "auto": the planner chooses them."""
+    """The method. Batch, steps and step_size may be "auto": the planner chooses them."""
 
     name: Annotated[str, _one_of(ALGORITHMS)] = option("privsgp-vr", "the method")
     batch: Positive = option(16, "b: expected samples a step, at the mean size; node i draws with q = b/J̄")
@@ -501,9 +501,6 @@ class Config(Options):
             yield unpaid, f"{first} privacy.epsilon", remedy
             remedy = f"give the number itself: the planner knows {', '.join(PLANNED)}"
             yield a.name not in PLANNED, f"{first} algorithm.name", remedy
-        for key in ("difference_clip", "difference_scale") if "name" in a.auto else ():
-            given = getattr(a, key, None) not in (None, "auto")
-            yield given, f"algorithm.{key} algorithm.name", "leave it out"
         pushed = method.step is PushSum.step and method.network == "directed"
         remedy = "take privsgp, privsgp-vr or privsgp-sag: a node of push-sum can keep what a message leaves out. "
         remedy += "Compressed messages, servers, and pairs that average have no place for it"

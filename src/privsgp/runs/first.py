@@ -46,7 +46,7 @@ delta = 1e-5                # far below 1 / records of a site
 clip = "auto"               # the planner chooses it, like the values below; `privsgp plan run.toml --write` writes all
 
 [algorithm]
-name = "privsgp-sag"        # "auto" tries several
+name = "privsgp-sag"
 batch = "auto"
 steps = "auto"              # the planner chooses, on made-up data
 step_size = "auto"
