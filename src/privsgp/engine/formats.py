@@ -181,6 +181,7 @@ class Summary(_Measured):  # type: ignore[misc]
     person: _Person | None = None
     pairwise: _Pairwise | None = None
     relation: str
+    weight_noise: _Number = None
     pretraining: str | None = None
     virtual_seconds: float
     bytes_sent: _Whole

@@ -15,7 +15,8 @@ from privsgp.errors import Refused
 from privsgp.files import write as write_whole
 from privsgp.planner import settle as planning
 from privsgp.runs import description, evaluation, views
-from privsgp.runs.charts import DIAGONAL, bars, figure, figures, number, percent, table
+from privsgp.runs.charts import DIAGONAL, bars, figure, figures, forest, number, percent, table
+from privsgp.runs.result import load
 from privsgp.sites import signed as signatures
 from privsgp.statistics.moments import PATH
 
@@ -67,6 +68,7 @@ def page(view: RunView) -> str:
     command = [Path(word).name if i == 0 else word for i, word in enumerate(view.identity.get("command", []))]
     if plan is not None and plan.get("asked") is None:  # plans of older releases do not say what was given
         plan = None
+    additive = view.config is not None and view.config.model.name == "additive"
     return TEMPLATES.get_template("page.html").render(
         view=view,
         kind="report",
@@ -75,6 +77,7 @@ def page(view: RunView) -> str:
         name=view.summary["name"],
         style=style(),
         charts=figures(view),
+        shapes=[forest(shape) for shape in load(view.folder).shapes()] if additive else [],
         confusion=_confusion(view.summary.get("confusion") or []),
         held_out=_held_out(view.folder),
         sites=_sites(view),
