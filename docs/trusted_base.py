@@ -78,8 +78,7 @@ TRUSTED: dict[str, dict[str, str]] = {
         "gradients/rules/layer.py": "Refuses a parameter of two layers, and a layer that is called twice.",
         "gradients/rules/ruled.py": "Assembles one sample's gradient of the whole model.",
         "gradients/stacked.py": "Probes before training that a sample's gradient does not depend on other samples.",
-        "gradients/tables/storage.py": "Reads and writes the rows of a table.",
-        "gradients/tables/table.py": "Keeps every entry in the ball of radius G, and its mean equal to the entries'.",
+        "gradients/table.py": "Keeps every entry in the ball of radius G, and its mean equal to the entries'.",
         "options.py": "Refuses a key or a value that a component does not know.",
         "outside.py": "Refuses a value from outside that is not of its type and range.",
         "randomness/box_muller.py": "Turns uniform words into normals to the stated precision.",
@@ -138,6 +137,7 @@ TRUSTED: dict[str, dict[str, str]] = {
         "statistics/columns.py": "Makes one bounded block of each row and column; all results come from noised sums.",
         "statistics/estimates.py": "Makes one bounded vector of each person; its metrics come from noised sums alone.",
         "statistics/moments.py": "Makes one bounded block of each row; regression comes from noised sums alone.",
+        "statistics/survival.py": "Makes one bounded vector of each person; curves come from noised sums alone.",
     },
     GPU: {
         "engine/step.py": "Pays for a step before the kernel computes its messages.",

@@ -154,7 +154,7 @@ def shared_noise(spec: RunSpec, node: int) -> dict[str, Any] | None:
     if p.covariance is None or p.trust_curve is None or shared is None:
         return None
     honest, most = shared.honest, spec.steps if p.allowance is None else p.allowance[node]
-    told = {"honest": honest, "partners": p.covariance.graph.partners, "node": node}
+    told = {"honest": honest, "partners": p.covariance.nodes - 1, "node": node}
     curve = [[h, finite(epsilon)] for h, epsilon in p.trust_curve(node, most)]
     return told | p.covariance.to_json(honest) | {"curve": curve}
 
