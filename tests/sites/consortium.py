@@ -326,6 +326,7 @@ def _keep_steps(path: Path) -> None:
 
     def keep(record: logging.LogRecord) -> bool:
         if hasattr(record, "taken"):
+            path.touch(0o600)
             with path.open("a") as file:
                 file.write(json.dumps({key: getattr(record, key) for key in STEP}) + "\n")
         return record.levelno >= logging.INFO
