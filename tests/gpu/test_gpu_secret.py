@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from privsgp.errors import Refused
 from privsgp.randomness import noise
-from privsgp.randomness.box_muller import box_muller as _box_muller
 from privsgp.randomness.noise import Secure, add_noise_, levels, snap_
+from privsgp.randomness.normals import box_muller as _box_muller
 
 pytestmark = pytest.mark.usefixtures("entered")
 
