@@ -205,6 +205,7 @@ OUTSIDE = {
     "metrics.py": "Compares predictions with public labels.",
     "models/loss.py": "Is probed with the model by `gradients/stacked.py`: a sample's loss alone and in a batch.",
     "later.py": "Imports and names.",
+    "models/additive.py": "Builds a public model from a public schema. `gradients/stacked.py` probes it.",
     "models/networks.py": "Builds a public model. `gradients/stacked.py` probes it.",
     "models/options.py": "Names models.",
     "data/published.py": "Reads data sets whose records are published.",
@@ -222,6 +223,7 @@ OUTSIDE = {
     "sites/protocol/outliers.py": "Judges messages of others.",
     "sites/signed.py": "Checks signatures of a finished run.",
     "sites/status.py": "Shows public counts.",
+    "sites/web.py": "Serves what `sites/status.py` shows.",
 }
 _SKIPPED = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
