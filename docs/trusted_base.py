@@ -37,7 +37,6 @@ TRUSTED: dict[str, dict[str, str]] = {
         "accounting/ledger.py": "Never counts fewer releases than were sent.",
         "accounting/mechanisms.py": "Describes a message: this object sets sampler, clip and noise, and is counted.",
         "accounting/pld.py": "Rounds privacy losses up when it discretises and composes them.",
-        "accounting/rdp.py": "Bounds Rényi divergences from above.",
         "accounting/renyi_bound.py": "Computes a second ε for every mechanism, from the mechanism's own numbers.",
         "accounting/saga.py": "Covers every table entry and difference that a sample can have, and takes the worst.",
         "accounting/sampler_cost.py": "Adds what noise in floating point costs beyond ideal noise.",
