@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from privsgp.data.schema import Schema
     from privsgp.options import Options
     from privsgp.planner.choose import Choice, Planner
     from privsgp.runs.config import Config
@@ -88,14 +87,7 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, say:
         say(f"rehearsing {method.label} ({i} of {len(looked_at)})")
         choices.append(_choice(config, p, method, batch))
     chosen, why = best(choices) if "name" in a.auto else (choices[0], "the configuration says so")
-    ends = None
-    if source.kind == "synthetic" and config.data.schema is not None:
-        rows = len(runs[0].y)
-        made = [
-            stand_in.table(config.data.schema, end, samples=rows, seed=run) for run, end in enumerate(stand_in.ENDS)
-        ]
-        ends = Rehearsal(problem.model, problem.loss, made, config.algorithm)
-    return Plan(p, make_graph(config), source, chosen, choices, why, asked, ends, config.transport.bits)
+    return Plan(p, make_graph(config), source, chosen, choices, why, asked, config.data.schema, config.transport.bits)
 
 
 def _choice(config: Config, p: Planner, method: Method, batch: float) -> Choice:
@@ -160,8 +152,8 @@ def source_of(config: Config, name: str, data_dir: Path | None = None, problem: 
 def runs_of(config: Config, source: Source, problem: Problem, data_dir: Path | None) -> list[Samples]:
     """Return samples in the shape of the nodes' for each run of a rehearsal.
 
-    Made-up samples have a weak, a middling and a strong signal, and the scale of public test inputs. Public data are
-    divided at random, each time anew.
+    Made-up samples have no to a very strong signal, and the scale of public test inputs. Public data are divided at
+    random, each time anew.
     """
     d, dim = problem.dataset, Layout.of(problem.model).dim
     if dim > LARGEST:
@@ -203,10 +195,6 @@ def runs_of(config: Config, source: Source, problem: Problem, data_dir: Path | N
         )
     count = min(count, len(x) // 2)
     return [_divided(x, y, count, run) for run in range(len(stand_in.SIGNALS))]
-
-
-def _tables(schema: Schema, signals: Sequence[stand_in.Signal], rows: int) -> list[Samples]:
-    return [stand_in.table(schema, signal, samples=rows, seed=run) for run, signal in enumerate(signals)]
 
 
 def _divided(x: NDArray[Any], y: NDArray[Any], count: int, seed: int) -> Samples:

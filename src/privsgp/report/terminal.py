@@ -207,7 +207,7 @@ def show_plan(plan: Plan) -> None:
     if len(plan.choices) > 1:
         head = ("method", "batch", "steps", "step size", "σ", "noise in the average", "score in rehearsal")
         show_table(None, head, plan.method_rows(), words=head)
-    signals = ("signal of the rehearsed rows", "planned test loss", "a constant guess", "each site alone")
+    signals = ("signal of the rehearsed rows", f"planned {plan.loss_name}", "a constant guess", "each site alone")
     show_table(None, signals, plan.signal_rows(), words=signals[:1])
     titles = ("site", "records", "ε", "δ", "a guess is right at most", "share of the noise", "gains by taking part")
     show_table("sites", titles, plan.site_rows(), words=[titles[0], titles[-1]])
