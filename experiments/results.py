@@ -51,6 +51,7 @@ PAGES = (
     "experiments/hospitals.py --page docs/results.md",
     "experiments/soteriafl.py --page docs/algorithms.md",
     "experiments/first_model.py --page docs/results-accuracy.md",
+    "experiments/signals.py --page docs/planner.md",
     "experiments/first_study.py --page docs/howto/first-study.md",
     "benchmarks/flower.py --page docs/results-accuracy.md",
 )

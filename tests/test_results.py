@@ -33,6 +33,7 @@ ALONE = {
     "stragglers",
     "soteriafl",
     "planning",
+    "signals",
 }
 PLAN = """
 [[step]]
