@@ -160,7 +160,7 @@ class Plan:
 
     @property
     def loss_name(self) -> str:
-        """What `train` calls the planned loss."""
+        """The name that `train` gives the planned loss."""
         return "test loss" if self._unit is None else "RMSE"
 
     def _shown(self, *losses: float) -> str:
