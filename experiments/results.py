@@ -52,6 +52,8 @@ PAGES = (
     "experiments/soteriafl.py --page docs/algorithms.md",
     "experiments/first_model.py --page docs/results-accuracy.md",
     "experiments/signals.py --page docs/planner.md",
+    "experiments/persons.py --page docs/results-accuracy.md",
+    "experiments/survival.py --page docs/howto/survival.md",
     "experiments/first_study.py --page docs/howto/first-study.md",
     "benchmarks/flower.py --page docs/results-accuracy.md",
 )

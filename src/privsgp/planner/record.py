@@ -70,14 +70,12 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that was chosen: `chosen` among `choices`, and why."""
+    """A run that was chosen."""
 
     planner: Planner
     graph: Graph
     source: Source
     chosen: Choice
-    choices: Sequence[Choice]
-    why: str
     asked: dict[str, Any]  # what the configuration says of all that can be chosen: a value, or "auto"
     schema: Schema | None = None  # of the sites' tables, if they are tables
     bits: int = 32  # of a number of a message
@@ -216,10 +214,14 @@ class Plan:
         c, n = self.chosen, self.network
         return {
             "version": VERSION,
-            **self._method(c),
             "algorithm": c.method.algorithm,
+            "method": c.method.label,
+            "batch": c.batch,
+            "steps": c.steps,
+            "step_size": c.step_size,
+            "difference_scale": c.scale,
+            "noise_in_average": self.deviation(c),
             "difference_clip": c.method.settings.difference_clip,
-            "why": self.why,
             "asked": self.asked,
             "estimated_on": asdict(self.source) | {"words": self.source.text},
             "accountant": n.accountant,
@@ -238,20 +240,7 @@ class Plan:
             "alone_loss": [list(e.alone) for e in self.expected],
             "between_sites": self.between_sites | {"mbit": self.link},
             "bytes_sent_per_node": self.bytes_sent,
-            "methods": [self._method(choice) for choice in self.choices],
             "warnings": self.warnings,
-        }
-
-    def _method(self, choice: Choice) -> dict[str, Any]:
-        return {
-            "method": choice.method.label,
-            "batch": choice.batch,
-            "steps": choice.steps,
-            "step_size": choice.step_size,
-            "difference_scale": choice.scale,
-            "sigma": choice.noise.common(choice.steps),
-            "noise_in_average": self.deviation(choice),
-            "score": choice.score,
         }
 
     def rows(self) -> list[tuple[str, str]]:
@@ -270,7 +259,6 @@ class Plan:
         weights = "equal" if n.weights is None else f"{span([n.nodes * p for p in n.weights])} times 1/n"
         return [
             ("algorithm", c.method.label),
-            ("why", self.why),
             ("steps K*", str(c.steps)),
             ("batch", f"{c.batch:g} of {n.mean_samples:g} samples a node"),
             ("step size γ", f"{c.step_size:.4g}"),
@@ -311,14 +299,6 @@ class Plan:
         return [
             (e.signal, self._shown(e.loss), self._shown(e.constant), self._shown(*e.alone) if e.alone else "–")
             for e in self.expected
-        ]
-
-    def method_rows(self) -> list[tuple[str, ...]]:
-        """Return one row for every method that was looked at: label, batch, K, γ, σ, noise in the average, score."""
-        columns = ("step_size", "sigma", "noise_in_average", "score")
-        return [
-            (m["method"], f"{m['batch']:g}", str(m["steps"]), *(f"{m[key]:.3g}" for key in columns))
-            for m in map(self._method, self.choices)
         ]
 
     def _gains(self, site: int) -> str:
