@@ -85,7 +85,7 @@ class Rows(Product):
         delta, a = self.delta.double(), self.input.double()
         rows, width = delta.shape[2], delta.shape[-1] + a.shape[-1]
         gram = [product(f, f.mT) for f in (delta.flatten(0, 1), a.flatten(0, 1))]
-        products = (gram[0] * (gram[1] + self.bias)).unflatten(0, self.delta.shape[:2])
+        products = (gram[0] * (gram[1] + self.bias)).view(*self.delta.shape[:2], rows, rows)
         longest = (squared_norm(self.delta) * (squared_norm(self.input) + self.bias)).sqrt().sum(-1)
         off = (width + rows + 8) * torch.finfo(torch.float64).eps
         length = (products.sum(-1).sum(-1).clamp(min=0) + off * longest.square()).sqrt()
