@@ -95,8 +95,10 @@ def train(place, out, *options):
 
 
 def weights(place, out):
-    files = [place / out / "model.safetensors", *sorted((place / out / "nodes").iterdir())]
-    return [{name: w.tolist() for name, w in load_file(file).items()} for file in files]
+    return [
+        {name: array.tolist() for name, array in load_file(file).items()}
+        for file in [place / out / "model.safetensors", *sorted((place / out / "nodes").iterdir())]
+    ]
 
 
 @pytest.mark.parametrize("choice", [(), ("--set=data.rows_choice=latest", "--set=data.rows_date=visit")])
