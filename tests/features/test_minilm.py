@@ -42,11 +42,10 @@ def weights(tmp_path, monkeypatch):
     back = {new: old for old, new in minilm._NAMES.items() if new}
     given = {}
     for name, value in made.items():
-        for new, old in back.items():
-            name = name.replace(f"{new}.", f"{old}.", 1) if f".{new}." in f".{name}" else name
-        for part in ("query", "key", "value"):
-            name = name.replace(f".{part}.", f".attention.self.{part}.")
-        given[name] = value
+        *around, own, end = name.split(".")
+        start = ["encoder.layer", *around[1:]] if around else []
+        old = back.get(own, f"attention.self.{own}")
+        given[".".join([*start, old, end])] = value
     words = [""] * SMALL["VOCABULARY"]
     for piece, number in PIECES.items():
         words[number] = piece
@@ -85,13 +84,13 @@ def obvious(w, row):
         at = f"layers.{layer}."
         q, k, v = ([linear(at + name, x) for x in h] for name in ("query", "key", "value"))
         after = []
-        for i, x in enumerate(h):
+        for i, before in enumerate(h):
             mixed = []
             for head in range(SMALL["HEADS"]):
                 part = slice(head * size, (head + 1) * size)
                 e = np.exp([q[i][part] @ other[part] / math.sqrt(size) for other in k])
                 mixed.append(sum(share * other[part] for share, other in zip(e / e.sum(), v, strict=True)))
-            x = norm(at + "norm1", x + linear(at + "joined", np.concatenate(mixed)))
+            x = norm(at + "norm1", before + linear(at + "joined", np.concatenate(mixed)))
             after.append(norm(at + "norm2", x + linear(at + "narrow", gelu(linear(at + "wide", x)))))
         h = after
     total = sum(h)

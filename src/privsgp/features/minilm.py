@@ -46,8 +46,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:
         """Return [B, T, 384]; `seen` [B, 1, 1, T] says which positions hold a token."""
-        split = [of(x).unflatten(2, (HEADS, -1)).transpose(1, 2) for of in (self.query, self.key, self.value)]
-        mixed = scaled_dot_product_attention(*split, attn_mask=seen).transpose(1, 2).flatten(2)
+        q, k, v = (of(x).unflatten(2, (HEADS, -1)).transpose(1, 2) for of in (self.query, self.key, self.value))
+        mixed = scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2)
         x = self.norm1(x + self.joined(mixed))
         out: Tensor = self.norm2(x + self.narrow(gelu(self.wide(x))))
         return out
