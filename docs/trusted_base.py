@@ -225,6 +225,7 @@ OUTSIDE = {
     "sites/protocol/outliers.py": "Judges messages of others.",
     "sites/signed.py": "Checks signatures of a finished run.",
     "sites/status.py": "Shows public counts.",
+    "sites/web.py": "Serves what `sites/status.py` shows.",
 }
 _SKIPPED = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -9,7 +9,7 @@ from privsgp.accounting.pairwise import NoiseGraph
 from privsgp.accounting.sharing import Sharing
 from privsgp.algorithms import Settings
 from privsgp.algorithms.saga import SagaOptions
-from privsgp.planner.choose import LENGTHS, Choice, best, best_batch, methods
+from privsgp.planner.choose import LENGTHS, best_batch
 from privsgp.planner.noise import Method, Network, NoiseNeeded
 from privsgp.research import published
 
@@ -66,22 +66,6 @@ def test_the_batch_is_the_smallest_that_costs_no_noise(small_planner):
 
     assert sigma(batch) < 1.03 * sigma(250.0)
     assert batch == 8 or sigma(batch / 2) > 1.015 * sigma(250.0)
-
-
-def test_what_auto_chooses_from():
-    labels = [method.label for method in methods(Settings(clip=2.0), "certified")]
-    assert labels == ["privsgp", "privsgp-vr, scaled differences", "privsgp-sag"]
-    assert [m.label for m in methods(Settings(), "published")] == ["privsgp", "privsgp-vr"]
-
-
-@pytest.mark.parametrize(("scores", "winner"), [((0.8, 0.9), 1), ((0.895, 0.9), 0), ((-2.0, -1.0), 1)])
-def test_the_simplest_among_equals(small_planner, scores, winner):
-    noise = NoiseNeeded(small_planner.network, SAG, 32.0)
-    choices = [Choice(m, 32.0, 10, 0.1, noise, s, 1.0) for m, s in zip((PRIVSGP, SAG), scores, strict=True)]
-    chosen, why = best(choices)
-    assert chosen is choices[winner]
-    assert chosen.method.label in why
-    assert f"{scores[1 - winner]:.3g}" in why
 
 
 def test_spare_releases():

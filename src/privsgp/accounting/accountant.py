@@ -259,8 +259,8 @@ def _bases(mechanism: Mechanism, steps: int) -> list[tuple[Mechanism, int]]:
         case Summed():  # a sample moves the sum of n messages as it moves its node's own; the noise there is √n σ
             noise = math.sqrt(mechanism.nodes)
             return [(base.with_sigma(noise * base.sigma), n) for base, n in _bases(mechanism.base, steps)]
-        case PersonLevel():  # sites with noise of their own compose; for those that share it see `_together`
-            apart = mechanism.sites if mechanism.shared is None else 1
+        case PersonLevel():  # sites with noise of their own compose; for others see `_together`
+            apart = mechanism.sites if mechanism.apart else 1
             return [(base, apart * n) for base, n in _bases(mechanism.base, steps)]
         case Composed():
             return [pair for part, count in mechanism.parts for pair in _bases(part, steps * count)]
@@ -290,7 +290,7 @@ def _linked(mechanism: Mechanism, relation: Relation) -> int:
     That is so if sites share noise and a person is drawn by coins: for SAGA, for replaced persons and for many sites.
     """
     person = mechanism.person
-    if person is None or person.shared is None:
+    if person is None or person.apart:
         return 1
     releases = [_KINDS[type(base)](base, replace=False) for base, _ in _bases(person.base, 1)]
     if relation == "zero-out" and person.sites <= MOST_SITES:
@@ -302,7 +302,7 @@ def _linked(mechanism: Mechanism, relation: Relation) -> int:
 
 def _together(release: Release, person: PersonLevel | None) -> Release:
     """Return a release of one site as that of all sites of a person which share noise."""
-    if person is None or person.shared is None or person.sites == 1:
+    if person is None or person.apart or person.sites == 1:
         return release
     assert isinstance(release, Sampled)  # noqa: S101 - `_linked`
     if release.rate == 1:

@@ -156,20 +156,9 @@ class _Source(Kept):
 
 
 class _Asked(Kept):
-    name: str
     steps: int | str
     step_size: float | str
     batch: float | str
-    weights: list[float] | str
-
-
-class _Method(Kept):
-    method: str
-    steps: _Whole
-    step_size: float
-    sigma: float
-    noise_in_average: float
-    score: _Number  # None: not rehearsed
 
 
 class Plan(Kept):
@@ -179,10 +168,7 @@ class Plan(Kept):
     steps: _Whole
     step_size: float
     batch: float
-    weights: list[float] | None = None
-    why: str
     asked: _Asked | None = None
     estimated_on: _Source
     accountant: str
-    methods: list[_Method]
     warnings: list[str]

@@ -101,12 +101,6 @@ class Network:
         return 1.0 if shared is None else shared.average_sigma / self.independent
 
     @property
-    def gain(self) -> float:
-        """The average's noise with nodes weighted by their noise, over that with equal weights."""
-        weighted, equal = (replace(self, weighting=kind) for kind in ("noise", "equal"))
-        return weighted.left * weighted.independent / (equal.left * equal.independent)
-
-    @property
     def nominal(self) -> bool:
         """Whether noise is the paper's."""
         return nominal(self.accountant)

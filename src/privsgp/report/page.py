@@ -32,6 +32,11 @@ TEMPLATES = Environment(
 )  # fmt: skip
 
 
+def style() -> str:
+    """Return the style of all pages."""
+    return (resources.files("privsgp.report") / "page.css").read_text("utf-8")
+
+
 def write(folder: Path, out: Path) -> None:
     """Write the page of a run to `out`, whole or not at all."""
     text = page(views.read(folder))
@@ -63,7 +68,7 @@ def page(view: RunView) -> str:
     return TEMPLATES.get_template("page.html").render(
         view=view,
         name=view.summary["name"],
-        style=(resources.files("privsgp.report") / "page.css").read_text("utf-8"),
+        style=style(),
         charts=figures(view),
         confusion=_confusion(view.summary.get("confusion") or []),
         held_out=_held_out(view.folder),
