@@ -77,7 +77,6 @@ class Source:
     changes: tuple[str, ...] = ()
     far: bool = False  # skewed sites want steps far from the even ones', and runs are short
     sharing: tuple[str, ...] = ()  # what differs where noise is shared
-    folder: str = ""  # below the data folder
     texts: str = ""  # the name of a collection inside the wheel
 
     def bare(self, more: Sequence[str] = ()) -> Config:
@@ -135,15 +134,6 @@ SOURCES = {
          "clip doubled": ("privacy.clip=32",),
          "512 directions": ("features.components=512", "privacy.clip=11.3")},
         chosen_at=3.0, sharing=TOGETHER,
-    ),
-    "fashion": Source(
-        "Fashion-MNIST, 16 sites, linear on an encoder trained on made-up images only", "fashion.toml",
-        (100, 1.0), (300, 0.25),
-        {"local": _by_epsilon(6, 16, 44), "pairwise": _by_epsilon(20, 40, 80), "pooled": _by_epsilon(40, 80, 160),
-         "none": 160.0},
-        {"as configured": (), "clip doubled": ("privacy.clip=16",), "half the whitening": ("features.power=0.5",),
-         "scattering": ("features.name=scattering", "features.like=leaves", "features.components=1024")},
-        sharing=TOGETHER, folder="FASHION",
     ),
     "newsgroups": _texts("20 Newsgroups, 20 classes", "20newsgroups"),
     "reuters": _texts("Reuters-21578 R52, 52 classes", "reuters-r52"),
@@ -384,9 +374,10 @@ def prepared(name: str, more: Sequence[str], options: argparse.Namespace, *, hel
     files = {which: options.out / "data" / f"{name}-{about}{end}.npz" for which, end in ((True, "-held"), (False, ""))}
     if not all(path.exists() for path in files.values()):
         started = time.monotonic()
-        folder = options.data_dir and options.data_dir / source.folder
-        seeded = bare.model_copy(update={"seed": 0})
-        d = texts_of(bare, folder, source.texts) if source.texts else problems.load_problem(seeded, folder).dataset
+        d = (
+            texts_of(bare, options.data_dir, source.texts) if source.texts
+            else problems.load_problem(bare.model_copy(update={"seed": 0}), options.data_dir).dataset
+        )  # fmt: skip
         _save(files[False], d.x, d.y, d.x_test, d.y_test, d.classes)
         rows = np.random.Generator(np.random.Philox(0)).permutation(len(d.y))
         out, rest = np.sort(rows[: len(rows) // HELD]), np.sort(rows[len(rows) // HELD :])

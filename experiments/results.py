@@ -46,7 +46,6 @@ PAGES = (
     "experiments/planning.py --page docs/planner.md",
     "experiments/record.py --page docs/results-accuracy.md --short README.md",
     "experiments/single.py --page docs/results-accuracy.md",
-    "experiments/texts.py --page docs/accuracy.md",
     "experiments/class_weights.py --page docs/howto/data.md",
     "experiments/hospitals.py --page docs/results.md",
     "experiments/soteriafl.py --page docs/algorithms.md",
