@@ -39,7 +39,7 @@ from privsgp.data.partitions import PARTITIONS
 from privsgp.data.partitions import check as check_partition
 from privsgp.data.persons import PersonOptions
 from privsgp.data.published import BUILT_IN
-from privsgp.data.schema_text import written
+from privsgp.data.schema_text import toml_value, written
 from privsgp.data.tables import is_table
 from privsgp.data.text import TextOptions
 from privsgp.engine.averaging import FinalModel
@@ -663,12 +663,12 @@ class Config(Options):
         values = self.model_dump(mode="json", exclude_none=True)
         schema = "" if self.data.schema is None else "\n" + written(self.data.schema, "data.schema.")
         values["data"].pop("schema", None)
-        top = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, dict)]
+        top = [f"{key} = {toml_value(value)}" for key, value in values.items() if not isinstance(value, dict)]
         for section, keys in values.items():
             if isinstance(keys, dict):
                 own = SECTIONS[section].base.model_fields if section in SECTIONS else keys
                 ordered = sorted(keys.items(), key=lambda item: item[0] not in own)  # a component's keys come last
-                top += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in ordered)]
+                top += ["", f"[{section}]", *(f"{key} = {toml_value(value)}" for key, value in ordered)]
         return "\n".join(top) + "\n" + schema
 
 
@@ -799,11 +799,3 @@ _FORMER = (
     ("algorithm", "average", ("exponential",)),
     ("features", "name", ("random-conv", "efficientnet-lite0", "efficientnet-lite1", "efficientnet-lite2")),
 )
-
-
-def _toml(value: Any) -> str:  # noqa: ANN401 - any TOML value
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(v)}" for key, v in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml(v) for v in value) + "]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML does not take as it is
