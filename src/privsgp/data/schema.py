@@ -20,10 +20,8 @@ from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
-    SerializerFunctionWrapHandler,
     Tag,
     ValidationError,
-    model_serializer,
     model_validator,
 )
 
@@ -189,11 +187,6 @@ class Target(Scaled):
         """The columns that it is read from."""
         return [self.column]
 
-    @model_serializer(mode="wrap")
-    def _as_before(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit `balance` if it is not given: hashes of older schemas stay the same."""
-        return {key: value for key, value in written(self).items() if key != "balance" or value is not None}
-
 
 class Survival(Options):
     """A time until an event, in public bins: some persons are last seen without it (censored)."""
@@ -267,11 +260,6 @@ class Schema(Options):
     drafted: list[Annotated[str, Field(pattern="^([0-9a-f]{16})?(-([0-9a-f]{16})?){0,15}$")]] | None = option(
         None, "digests of the public table it was drafted from: a site's table with the same rows is refused"
     )
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave `drafted` out where it is not given: hashes of older schemas stay the same."""
-        return {key: value for key, value in written(self).items() if key != "drafted" or value is not None}
 
     @model_validator(mode="after")
     def _can_be_encoded(self) -> Self:

@@ -594,31 +594,17 @@ class Config(Options):
 
     def shared(self) -> dict[str, Any]:
         """Return what every site must agree on: no names, paths, devices or file layouts."""
-        values = self.model_dump(
+        kept = {"share", "key"} if self.sum.kind is None else set(EvaluationSection.model_fields)
+        return self.model_dump(
             mode="json",
             exclude={
                 "name": True,
                 "plan": True,
-                "study": True,
-                "evaluation": True,
-                "sum": True,
+                "evaluation": set(EvaluationSection.model_fields) - kept,
                 "data": {"path", "test", "test_path"},
+                "engine": set(Engine.model_fields) - {"dtype"},
             },
         )
-        if self.data.person is None:  # hashes of agreements that know no persons stay the same
-            values["data"] = {key: value for key, value in values["data"].items() if key not in _OF_PERSONS}
-            del values["privacy"]["sites_per_person"]
-        if self.algorithm.local_steps == 1:  # nor that of agreements from before there were others
-            del values["algorithm"]["local_steps"]
-        if self.transport.bits == 32:
-            del values["transport"]
-        if self.study != StudySection():
-            values["study"] = self.study.model_dump(mode="json")
-        if self.evaluation.share is not None:  # which records are trained on
-            values["evaluation"] = {"share": self.evaluation.share, "key": self.evaluation.key}
-        if self.sum.kind is not None:
-            values |= {"evaluation": self.evaluation.model_dump(mode="json"), "sum": self.sum.model_dump(mode="json")}
-        return values | {"engine": {"dtype": self.engine.dtype}}
 
     def with_algorithm(self, **values: Any) -> Config:  # noqa: ANN401 - keys of the section
         """Return the same configuration with other values in [algorithm], checked anew; nothing is "auto" any more."""
