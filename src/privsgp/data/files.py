@@ -30,7 +30,8 @@ _SPOILT = (
 def read_npz(path: Path, needed: Sequence[str] = ("x", "y"), known: Sequence[str] = NPZ) -> dict[str, Array]:
     """The `known` arrays of an npz file, as far as it has them; nothing else is opened.
 
-    Pickled objects are never loaded. The sizes in the archive are compared with the memory there is, before any is taken.
+    Pickled objects are never loaded. privsgp compares the sizes in the archive with the memory
+    there is, before it takes any.
     """
     try:
         with opened(path) as file, np.load(file, allow_pickle=False) as archive:
