@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from privsgp.accounting import calibration
-from privsgp.accounting.pairwise import NoiseGraph
 from privsgp.accounting.sharing import Sharing
 from privsgp.algorithms import Settings
 from privsgp.algorithms.saga import SagaOptions
@@ -93,7 +92,7 @@ def test_scaled_differences_cost_what_training_will_calibrate(small_planner):
 def test_scaled_differences_where_noise_is_shared(small_planner):
     """θ is larger there, and what it costs every budget is looked at."""
     alone = small_planner.network
-    shared = replace(alone, sharing=Sharing(NoiseGraph(alone.nodes), alone.nodes))
+    shared = replace(alone, sharing=Sharing(alone.nodes, alone.nodes))
     apart, noise = (NoiseNeeded(network, SCALED, 5.0) for network in (alone, shared))
     scale = noise.scale(300)
     assert apart.scale(300) < scale < 1

@@ -59,7 +59,7 @@ class Disagreement(Refused):
 
 
 @dataclass(frozen=True)
-class Spent:
+class _Spent:
     """The guarantee for one sample: (ε, δ) under a relation, the accountant, and its assumptions in words.
 
     `epsilon` is `math.inf` where no finite bound is known; `rdp_epsilon` is the second opinion, never smaller.
@@ -86,12 +86,12 @@ class _Run:
         return all(isinstance(release, Sampled) and release.rate == 1 for release, _ in self.parts)
 
 
-def epsilon(mechanism: Mechanism, steps: int, delta: float, relation: Relation = "zero-out") -> Spent:
+def epsilon(mechanism: Mechanism, steps: int, delta: float, relation: Relation = "zero-out") -> _Spent:
     """Return the certified ε of `steps` releases at this δ.
 
     Guarantee: the node's messages of the whole run are (ε, δ)-differentially private under the relation, against an
     adversary who sees all of them and chooses everything else, adaptively.
-    Assumes: what `Spent.assumptions` says; the parameters were fixed before the run.
+    Assumes: what `_Spent.assumptions` says; the parameters were fixed before the run.
     """
     steps = check(steps, delta, relation)
     run = _run(mechanism, steps, relation)
@@ -100,7 +100,7 @@ def epsilon(mechanism: Mechanism, steps: int, delta: float, relation: Relation =
     else:
         value, second = _counted(run, mechanism, steps, delta, relation)
     words = assumptions(mechanism, steps, relation)
-    return Spent(float(min(value, second)), delta, relation, "certified", second, words)
+    return _Spent(float(min(value, second)), delta, relation, "certified", second, words)
 
 
 def profile(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -> Curve:

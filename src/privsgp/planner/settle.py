@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from privsgp import data, features
-from privsgp.accounting.pairwise import NoiseGraph
 from privsgp.accounting.sharing import Sharing
 from privsgp.data.loading import file_path, hashes_in, holds_records_of, like, site_paths
 from privsgp.data.same_records import in_common
@@ -112,7 +111,7 @@ def network_of(config: Config, problem: Problem) -> Network:
     if p.epsilon is None:
         raise Refused("run.toml has no privacy.epsilon", "give a budget (privacy.epsilon = 3.0) to plan for")
     budgets = list(zip(protection.per_node(p.epsilon, n), protection.per_node(p.delta, n), strict=True))
-    sharing = Sharing(NoiseGraph(n), config.honest) if config.pairwise else None
+    sharing = Sharing(n, config.honest) if config.pairwise else None
     return Network(
         samples, budgets, p.relation, p.spare, p.accountant, p.c2, config.algorithm.weights, sharing, config.pair_ratio,
         config.data.sites or (), config.data.rows_per_person, p.sites_per_person,

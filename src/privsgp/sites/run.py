@@ -126,9 +126,7 @@ def wire(site: Site, agreement: Agreement, folder: Folder, rounding: Rounding | 
         sync_names(private)
     members.take_up(*signed.known(folder.path))
     leaving = _leaving(folder)
-    transport = SitesTransport(
-        site, members, outbox, private / "taken.jsonl", lambda: stopping.asked or leaving.exists(), rounding
-    )
+    transport = SitesTransport(site, members, outbox, lambda: stopping.asked or leaving.exists(), rounding)
     relays = agreement.relay is not None and agreement.relay.identity == site.card.identity
     server = Server(site, members, outbox, audit, relay=Relay(changed) if relays else None)
     client = Client(site, members, outbox, audit)
