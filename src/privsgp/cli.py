@@ -137,7 +137,7 @@ def train(
 
     world = rendezvous.join()
     if not world.rank:  # of several processes the first speaks
-        note(*([training.standing(place)] if resume else []), *problems.unsaid(settings))
+        note(*([training.standing(place)] if resume else []))
     with doing("reading the data", quiet=world.rank > 0) as say:
         problem = problems.load_problem(settings, data_dir, world)
         settings, plan = planning.settle(

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp import plugins
 from privsgp.accounting import calibration
-from privsgp.accounting.calibration import C2
 from privsgp.accounting.curve import Gaussian
 from privsgp.accounting.mechanisms import PersonLevel, Shared, nominal
 from privsgp.accounting.sharing import solve
@@ -40,7 +39,6 @@ class Network:
     relation: Relation = "zero-out"
     spare: float = 0.0
     accountant: Accountant = "certified"
-    c2: float = C2
     weighting: Weights = "equal"
     sharing: Sharing | None = None  # the sites that share noise; None: no site does
     pair_ratio: float = 2.0
@@ -177,7 +175,7 @@ class NoiseNeeded:
         """Return σ of a node with J̄ samples and this budget."""
         n, mechanism = self.network, self.settled(steps).mechanism(self.batch, round(self.network.mean_samples))
         if n.nominal:
-            return float(plugins.formula(n.accountant).sigma(mechanism, steps, *budget, n.c2))
+            return float(plugins.formula(n.accountant).sigma(mechanism, steps, *budget))
         return calibration.rough_sigma(n.counted(mechanism), n.releases(steps), *budget, n.relation)
 
     def common(self, steps: int) -> float:

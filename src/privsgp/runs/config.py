@@ -86,9 +86,7 @@ class Data(PersonOptions, Options):
     nodes: Count = option(16, "n: how many nodes")
     partition: str = option("even", "how a data set is divided among the nodes")
     sizes: list[int] | None = option(None, "J_i: how many samples each node gets; left out: all of them, evenly")
-    path: str | None = option(
-        None, 'each node its own file, "site-{node}.csv" or "{site}.csv": .csv, .parquet, .feather or .npz'
-    )
+    path: str | None = option(None, 'each node its own file, "site-{node}.csv" or "{site}.csv": .csv, .parquet or .npz')
     classes: Count | None = option(
         None, "how many classes labels in files of one's own have; left out: the file says it, or public test labels"
     )
@@ -105,7 +103,7 @@ class Data(PersonOptions, Options):
         None, "tables: the public schema.toml that all sites share"
     )
     sites: list[_SiteName] | None = option(None, "names of the nodes, in their order")
-    test_path: str | None = option(None, "public test data: .csv, .parquet, .feather or .npz")
+    test_path: str | None = option(None, "public test data: .csv, .parquet or .npz")
 
     @property
     def published(self) -> bool:
@@ -197,7 +195,6 @@ class Privacy(_Planned):
     clip: Positive = option(1.0, "G: the largest norm of one sample's gradient; or \"auto\": the planner's choice")
     accountant: Accountant = option("certified", "who turns ε into σ; ε is always certified")
     relation: Literal["zero-out", "replace-one"] = option("zero-out", "which data sets count as neighbours")
-    c2: Positive = option(0.3724, "c₂ of the published formula")
     spare: Annotated[float, Field(ge=0, le=1)] = option(0.02, "share of K that may be made again after crashes")
     sites_per_person: Count = option(1, "s: at how many sites a person may have rows; noise is calibrated for that")
     noise: Annotated[str, _one_of(NOISES)] = option(
@@ -423,7 +420,7 @@ class Config(Options):
             unread = is_table(getattr(d, key) or "") and d.text is None and not d.schema
             yield unread, f"data.{key} data.schema", "name the public schema.toml that all sites share"
         other = d.schema and d.path and not is_table(d.path)
-        yield other, "data.path", "a schema is of .csv, .parquet or .feather"
+        yield other, "data.path", "a schema is of .csv or .parquet"
         unlike = d.schema is not None and (d.schema.times is not None) != (self.model.loss == "survival")
         yield unlike, "model.loss", "take 'survival' for a target of type 'survival', and for no other"
         yield d.schema and d.classes, "data.classes", "leave it out: data.schema lists them"
