@@ -50,6 +50,11 @@ def test_the_officers_page_has_these_numbers():
     page = (pathlib.Path(__file__).parents[2] / "docs" / "officer.md").read_text()
     found = [up(GaussianCurve(rows / WHOLE.sigma).epsilon(DELTA), 4 if rows == 10 else 3) for rows in (2, 3, 5, 10)]
     assert f"| ε of the patient | 1 | {' | '.join(found)} |" in page
+    (two, both), (three, all_of_them) = (
+        [up(epsilon(PersonLevel(base, 4, sites, a)), 3) for base, a in ((WHOLE, 1.0), (shared(WHOLE), 0.5))]
+        for sites in (2, 3)
+    )
+    assert f"at most {two} at two and\n{three} at three with independent noise, and {both} and {all_of_them}" in page
 
 
 @pytest.mark.parametrize("base", [WHOLE, DRAWN, Saga(sigma=2.0, clip=1.0, batch=5, samples=100), shared(DRAWN)])

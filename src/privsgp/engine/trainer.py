@@ -282,7 +282,8 @@ class Trainer:
         loss, groups = one_at_a_time(loss), []
         for nodes in slices:
             part = spec.for_nodes(nodes)
-            block = self._block(part, Ruled(self.model, self.layout, loss), self.randomness.of(part))
+            own = of_samples(Ruled(self.model, self.layout, loss), spec.learning.rows)
+            block = self._block(part, own, self.randomness.of(part))
             groups.append(Group(nodes, spec.algorithm(block, spec.settings)))
         return groups
 
