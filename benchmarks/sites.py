@@ -126,7 +126,7 @@ def _row(words: str, size: Size, bits: int) -> Row:
 def _several(
     size: Size, turns: int, kinds: tuple[str, ...], bits: int, wires: tuple[Wire, ...] = ()
 ) -> tuple[Row, Row, Row]:
-    """Return of each kind of step its median milliseconds, CPU seconds of all processes, and the bytes that a site sends."""
+    """Return of each kind of step its median milliseconds, CPU seconds of all processes, and a site's bytes."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as place:
         folder, rendezvous, nodes = Path(place), _free_port(), range(len(wires) or 2)

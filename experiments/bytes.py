@@ -1,8 +1,8 @@
 """A fraction of the bytes: accuracy and bytes of `transport.bits` and `algorithm.local_steps`, 16 sites at ε = 3.
 
-CIFAR-10, its first 16,000 training images (1,000 a site) and its first 4,000 test images, a linear model on 256 features of
-the synthetic encoder; even sites, and Dirichlet shares of the classes. K and the step size are the same for all rows.
-A linear model trains on files of features, which `--encode` writes once: 62 images a second on a core.
+CIFAR-10, its first 16,000 training images (1,000 a site) and first 4,000 test images, a linear model on 256 features
+of the synthetic encoder; even sites, and Dirichlet shares of the classes. K and the step size are the same for all
+rows. The model trains on files of features, which `--encode` writes once: 65 images a second on a core.
 
     python experiments/bytes.py --encode --data-dir DATA --out RUNS [--device cuda]      # the features, once
     python experiments/bytes.py --out RUNS [--jobs 1] [--only even] [--noise pairwise]   # continues where it was
