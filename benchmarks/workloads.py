@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from privsgp import graph, models
-from privsgp.accounting.pairwise import NoiseGraph
 from privsgp.accounting.sharing import Sharing
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.clock import Times, Waiting
@@ -95,7 +94,7 @@ class Workload:
     def _noised(self, made: Mechanism) -> tuple[Mechanism, Noise]:
         if not self.shared:
             return made, IndependentNoise()
-        sharing = Sharing(NoiseGraph(self.nodes), max(2, math.ceil(0.75 * self.nodes)))
+        sharing = Sharing(self.nodes, max(2, math.ceil(0.75 * self.nodes)))
         covariance = sharing.solved(made.sigma, 2.0)
         return sharing.counted(made, covariance), PairwiseNoise(covariance, sharing.honest)
 

@@ -78,8 +78,7 @@ TRUSTED: dict[str, dict[str, str]] = {
         "gradients/rules/layer.py": "Refuses a parameter of two layers, and a layer that is called twice.",
         "gradients/rules/ruled.py": "Assembles one sample's gradient of the whole model.",
         "gradients/stacked.py": "Probes before training that a sample's gradient does not depend on other samples.",
-        "gradients/tables/storage.py": "Reads and writes the rows of a table.",
-        "gradients/tables/table.py": "Keeps every entry in the ball of radius G, and its mean equal to the entries'.",
+        "gradients/table.py": "Keeps every entry in the ball of radius G, and its mean equal to the entries'.",
         "options.py": "Refuses a key or a value that a component does not know.",
         "outside.py": "Refuses a value from outside that is not of its type and range.",
         "randomness/box_muller.py": "Turns uniform words into normals to the stated precision.",
@@ -208,6 +207,7 @@ OUTSIDE = {
     "metrics.py": "Compares predictions with public labels.",
     "models/loss.py": "Is probed with the model by `gradients/stacked.py`: a sample's loss alone and in a batch.",
     "later.py": "Imports and names.",
+    "models/additive.py": "Builds a public model from a public schema. `gradients/stacked.py` probes it.",
     "models/networks.py": "Builds a public model. `gradients/stacked.py` probes it.",
     "models/options.py": "Names models.",
     "data/published.py": "Reads data sets whose records are published.",
@@ -225,6 +225,7 @@ OUTSIDE = {
     "sites/protocol/outliers.py": "Judges messages of others.",
     "sites/signed.py": "Checks signatures of a finished run.",
     "sites/status.py": "Shows public counts.",
+    "sites/web.py": "Serves what `sites/status.py` shows.",
 }
 _SKIPPED = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "docs" / "results" / "planning.json", ROOT / "docs" / "planner.md"
 DIGITS, MLP = "examples/digits.toml", "experiments/configs/mnist-mlp.toml"
-OPEN = [f"algorithm.{key}=auto" for key in ("name", "batch", "steps", "step_size")]
+OPEN = [f"algorithm.{key}=auto" for key in ("batch", "steps", "step_size")]
 UNEQUAL = f"privacy.epsilon={[round(0.5 + 0.03 * node, 2) for node in range(50)]}"
 PLANS: dict[str, tuple[str, list[str]]] = {
     "`examples/digits.toml`": (DIGITS, []),
-    'the same with name, batch, steps and step size `"auto"`': (DIGITS, OPEN),
+    'the same with batch, steps and step size `"auto"`': (DIGITS, OPEN),
     "the same with `difference_scale = 1`": (DIGITS, ["algorithm.difference_scale=1"]),
-    'MNIST, 50 nodes, MLP-64, all four `"auto"`': (MLP, OPEN),
+    'MNIST, 50 nodes, MLP-64, all three `"auto"`': (MLP, OPEN),
     "the same with 50 different budgets": (MLP, [*OPEN, UNEQUAL]),
 }
 

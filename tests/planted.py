@@ -32,7 +32,7 @@ from privsgp.engine import node_randomness
 from privsgp.gradients import persons
 from privsgp.gradients.per_sample import PerSample
 from privsgp.gradients.persons import Persons, is_row
-from privsgp.gradients.tables.table import Table
+from privsgp.gradients.table import Table
 from privsgp.randomness import noise as noises
 from privsgp.randomness import pairwise
 from privsgp.randomness.coins import draw_all

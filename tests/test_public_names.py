@@ -30,7 +30,7 @@ def test_help_has_a_summary_arguments_and_an_example(name):
         assert all(f"\n    {argument}: " in told for argument in given)
 
 
-@pytest.mark.parametrize("name", ["outputs", "predict", "predict_proba", "calibrate", "evaluate"])
+@pytest.mark.parametrize("name", ["outputs", "predict", "predict_proba", "calibrate", "evaluate", "export"])
 def test_methods_of_a_result_have_arguments_and_errors(name):
     told = inspect.getdoc(getattr(privsgp.Result, name))
     assert all(f"\n{part}\n" in told for part in ("Args:", "Raises:"))

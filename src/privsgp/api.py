@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils import data as torch_data
 
 from privsgp import data as data_room
+from privsgp import graph as network
 from privsgp import models
 from privsgp.data import survival
 from privsgp.data.dataset import from_arrays, pool, settle, with_tests
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.data.schema import Schema
+    from privsgp.engine.trainer import Watcher
     from privsgp.metrics import Kind
     from privsgp.runs.sections import Algorithm, Clock, Engine, Features, Graph, Images, Plan, Privacy, Text, Transport
 
@@ -55,6 +57,7 @@ Records = Arrays | torch_data.Dataset[Any] | torch_data.DataLoader[Any] | Frame 
 Sites = Mapping[int, Records] | Mapping[str, Records]
 Persons = str | Sequence[object] | Mapping[int, Sequence[object]] | Mapping[str, Sequence[object]]
 Keys = Mapping[str, Any]  # of a section, as run.toml has them
+Network = Any  # a networkx graph, or a matrix
 
 
 @called_from_python()
@@ -79,10 +82,12 @@ def train(
     resume: bool = False,
     moved: bool = False,
     progress: bool | None = None,
+    on_step: Callable[[int, dict[str, Any] | None], object] | None = None,
     name: str = "run",
     seed: int | None = None,
     nodes: int | None = None,
-    graph: str | Graph | Keys | None = None,
+    partition: str | Keys | None = None,
+    graph: str | Graph | Keys | Network | Sequence[Network] | None = None,
     privacy: Privacy | Keys | None = None,
     algorithm: str | Algorithm | Keys | None = None,
     transport: Transport | Keys | None = None,
@@ -123,10 +128,15 @@ def train(
         resume: Continue the run in `out` from its last checkpoint.
         moved: With `resume`: the run folder comes from another disk or machine, and is no copy.
         progress: Whether to show a progress bar; by default on a terminal and in a notebook.
+        on_step: A function that privsgp calls after each step with the number of steps and the last evaluation. An
+            exception in it ends the run; `resume=True` continues it.
         name: The name of the run.
         seed: Makes a simulation that anyone can repeat, and that protects nobody. Without it, noise is secret.
         nodes: The number of nodes among which `data` is divided.
-        graph: The network: a name, or a `privsgp.Graph`.
+        partition: How `data` is divided among `nodes`, in a simulation: "sorted", "dirichlet", or
+            `{"partition": "dirichlet", "alpha": 0.3}`.
+        graph: The network: a name, a `privsgp.Graph`, a matrix of shares (columns sum to 1), a networkx graph (edges
+            may have a `share`), or a list of these, one for each step of a period.
         privacy: Budgets and noise: a `privsgp.Privacy`.
         algorithm: The method and its settings: a name, or a `privsgp.Algorithm`.
         transport: The bits of a message: a `privsgp.Transport`.
@@ -173,7 +183,7 @@ def train(
         "classes": classes, "test": "public" if test_is_public else None, "vocabulary": vocabulary,
         "schema": schema, "images": images, "text": text, "rows_per_person": rows_per_person,
         "person": persons if persons is None or isinstance(persons, str) else "persons",
-    }  # fmt: skip
+    } | _partition(partition)  # fmt: skip
     kind = _kind_of(loss, correct, task)
     given, config = _configured(data, sections, kind, own)
     targets: data_room.Task = task or (models.task(kind) if kind else "classification")
@@ -217,13 +227,27 @@ def train(
     _say(problems.test_notes(config, problem))
     if kind is None and correct is None and targets != "regression":
         _say(["accuracy is unknown: the loss is your own, and no correct=… says which outputs are right"])
-    with watching(config.algorithm.steps, False if world.rank else progress) as watch:
+    with watching(config.algorithm.steps, False if world.rank else progress) as shown:
         result = training.run(
-            config, problem, folder, resume=resume, moved=moved, watch=watch, plan=planned, world=world,
+            config, problem, folder, resume=resume, moved=moved, plan=planned, world=world,
+            watch=_each(shown, on_step),
         )  # fmt: skip
     if not world.rank:
         page.leave(result.folder, result.summary)
     return result
+
+
+def _partition(given: str | Keys | None) -> dict[str, Any]:
+    return {"partition": given} if given is None or isinstance(given, str) else dict(given)
+
+
+def _each(*watchers: Callable[[int, dict[str, Any] | None], object] | None) -> Watcher:
+    def watch(step: int, row: dict[str, Any] | None) -> None:
+        for one in watchers:
+            if one is not None:
+                one(step, row)
+
+    return watch
 
 
 def _configured(
@@ -237,6 +261,12 @@ def _configured(
     nodes = len(given) if isinstance(given, Mapping) else None
     if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
         own["sites"], given = list(map(str, given)), dict(enumerate(given.values()))
+    if not isinstance(sections["graph"], str | Options | Mapping | None):
+        size, sections["graph"] = network.described(sections["graph"], own.get("sites"))
+        if size != (sections["nodes"] or nodes or size):
+            remedy = "give a graph with one node for each site"
+            raise Refused(f"graph has {size} nodes with nodes = {sections['nodes'] or nodes}", remedy)
+        sections["nodes"] = size
     values = _plain(sections)
     for key in ("graph", "algorithm"):
         if isinstance(name := values.get(key), str):  # a section that has nothing but a name

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import secrets
 import shutil
 import time
 from pathlib import Path
@@ -15,7 +15,6 @@ from privsgp import later
 from privsgp.accounting.shown import up
 from privsgp.cli_data import Json, about, configured, there
 from privsgp.errors import Interrupted, Refused
-from privsgp.files import in_units
 from privsgp.report.terminal import LogFormat, bar, doing, err, out, show, show_log, show_run, show_table, tell
 
 if TYPE_CHECKING:
@@ -210,7 +209,7 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
     rows = {
         "run": agreement.run,
         **_purpose(agreement, shape),
-        "noise": f"shared by pairs of sites: ε holds{_if_honest(agreement)}" if agreement.honest is not None else "",
+        "noise": f"shared by pairs of sites: ε holds{agreement.if_honest}" if agreement.if_honest else "",
         "unit": _unit(agreement),
         "graph": f"{agreement.config.graph.name}, {len(agreement.links)} links, {size:,} bytes a message",
         "limits": f"deadline {limits.deadline:g} s, staleness {limits.staleness} steps, at least {limits.fewest} sites",
@@ -309,12 +308,6 @@ def join(
     tell(summary, _show_run, views.of(summary, place), as_json=as_json)
 
 
-def _if_honest(agreement: Agreement) -> str:
-    """Name the assumption of ε about other sites, for pairwise noise."""
-    h, n = agreement.honest, len(agreement.roster)
-    return "" if h is None else f" if {h} of the {n} sites are honest, this one included"
-
-
 def _show_sum(found: dict[str, Any], *, as_json: bool) -> None:
     from privsgp.sites import sums
 
@@ -331,75 +324,42 @@ def _show_run(view: RunView) -> None:
     out.print(f"next: the model is {model}; privsgp report {view.folder} writes what to show others", soft_wrap=True)
 
 
-def status(study: StudyPath, home: Home = None, folder: Out = None, as_json: Json = False) -> None:
+def status(
+    study: StudyPath,
+    home: Home = None,
+    folder: Out = None,
+    serve: Annotated[str | None, typer.Option(help="HOST:PORT of a local page, for example 127.0.0.1:8080.")] = None,
+    as_json: Json = False,
+) -> None:
     """Show each site and link, the cause of a failure, and this site's spending."""
-    from privsgp.accounting import ledger
-    from privsgp.files import read_bytes
+    from privsgp.report import site as site_page
+    from privsgp.sites import status as states
     from privsgp.sites.agreement import Agreement
 
-    agreement = Agreement.read(study)
-    node, place = agreement.node(_site(home)), folder or agreement.default_folder
-    if not (place / "status.json").exists():
-        raise Refused(f"{place} has no status.json", "join first, or name the run's folder with --out")
-    told = json.loads(read_bytes(place / "status.json"))
-    if "links" not in told:
-        raise Refused(f"{place / 'status.json'} is of an older release", "join again, or show it with that release")
-    path = place / "ledger" / f"node-{node}.jsonl"
-    segments = ledger.read(path) if path.exists() else []
-    sent, charged = sum(one.sent for one in segments), sum(one.charged for one in segments)
-    told |= {"releases": sent, "reserved": charged - sent}
-    told |= {"epsilon_budget": agreement.epsilon[node], "honest": agreement.honest}
-    tell(told, _show_status, agreement, node, told, as_json=as_json)
-
-
-def _show_status(agreement: Agreement, node: int, told: dict[str, Any]) -> None:
-    from privsgp.runs.views import warning_lines
-
-    age, own = time.time() - told["at"], told["own"]
-    running = "running" if age < 5 else f"not running: last heard {age:.0f} s ago"
-    rows = [(f"{own['name']} (this site)", f"{own['phase']}, step {own['step']}; {running}{_failing(own)}")]
-    rows += [
-        (name, f"{one['phase']}, step {one['step']}; {_presence(one)}{_failing(one)}")
-        for name, one in told["sites"].items()
-    ]
-    rows += [(f"{one['source']} → {one['target']}", _last_message(one)) for one in told["links"]]
-    rows.append(("releases", _releases(agreement, node, told)))
-    rows.append(("refused", ", ".join(f"{count} × {kind}" for kind, count in told["refused"].items()) or "nothing"))
-    rows += warning_lines(told.get("warnings", []))
-    show(agreement.name, rows)
-    if age >= 5 and own["phase"] not in ("finished", "left"):
+    agreement, own = Agreement.read(study), _site(home)
+    place = folder or agreement.default_folder
+    told = states.read(agreement, own, place)
+    if serve is not None:
+        _serve(serve, agreement, own, place)
+        return
+    tell(told, show, agreement.name, site_page.rows(agreement, agreement.node(own), told), as_json=as_json)
+    if not as_json and site_page.stopped(told):
         out.print("next: privsgp join goes on with the same options; nothing is charged twice")
 
 
-def _presence(one: dict[str, Any]) -> str:
-    """Say whether a site speaks to this one: "there" is said of a site that was heard directly, and lately."""
-    signed = "" if one["signed"] else ", has not signed"
-    if one["there"] or one["phase"] == "left":
-        return ("there" if one["there"] else "has left") + signed
-    if one["relay"] is not None and one["reported_by"] is not None:
-        return f"speaks through the relay {one['relay']} (reported alive by {one['reported_by']}){signed}"
-    silent = "silent so far" if (seconds := one["silent_seconds"]) is None else f"silent for {seconds:.0f} s"
-    reported = "" if one["reported_by"] is None else f" (reported alive by {one['reported_by']})"
-    return silent + reported + signed
+def _serve(address: str, agreement: Agreement, own: Site, place: Path) -> None:
+    """Serve the page until Ctrl-C; beyond this machine only to those that have the token."""
+    from privsgp.engine.trainer import Stopping
+    from privsgp.report import site as site_page
+    from privsgp.sites import web
 
-
-def _failing(one: dict[str, Any]) -> str:
-    return "" if one["error"] is None else f"\n{one['error']}\n→ {one['remedy']}"
-
-
-def _last_message(one: dict[str, Any]) -> str:
-    if one["step"] is None:
-        return "no message yet"
-    when = "before this process" if (seconds := one["seconds_ago"]) is None else f"{seconds:.0f} s ago"
-    return f"step {one['step']}, {when}; {in_units(one['bytes'])}"
-
-
-def _releases(agreement: Agreement, node: int, told: dict[str, Any]) -> str:
-    """Say what was sent, what was reserved in advance, and what the whole run may cost."""
-    reserved = f", {told['reserved']} more are reserved" if told["reserved"] > 0 else ""
-    epsilon = agreement.epsilon[node]
-    bound = "without a budget" if epsilon is None else f"ε ≤ {up(epsilon)} for all{_if_honest(agreement)}"
-    return f"{told['releases']} of {agreement.steps} sent{reserved}; {bound}"
+    token = None if web.is_loopback(address) else secrets.token_urlsafe(24)
+    query = "" if token is None else f"?token={token}"
+    pages, stopping = site_page.pages(agreement, own, place, query), Stopping()
+    with stopping, web.served("--serve", address, pages, only_here=token is None, token=token):
+        out.print(f"http://{address}/{query} until Ctrl-C", soft_wrap=True)
+        while not stopping.asked:
+            time.sleep(0.2)
 
 
 def leave(study: StudyPath, home: Home = None, folder: Out = None) -> None:

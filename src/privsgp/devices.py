@@ -37,7 +37,7 @@ _EMULATED = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
 
 
 @dataclass(frozen=True)
-class Device:
+class _Device:
     """The abilities of a kind of device."""
 
     in_host_memory: bool  # arrays lie in this process's memory: NumPy, hashes and a second thread reach them
@@ -72,11 +72,11 @@ class Device:
         return max(1, numbers // x.shape[1]) if self.in_host_memory else len(x)
 
 
-_KINDS = {"cpu": Device(in_host_memory=True, has_cudnn=False), "cuda": Device(in_host_memory=False, has_cudnn=True)}
-_UNKNOWN = Device(in_host_memory=False, has_cudnn=False)
+_KINDS = {"cpu": _Device(in_host_memory=True, has_cudnn=False), "cuda": _Device(in_host_memory=False, has_cudnn=True)}
+_UNKNOWN = _Device(in_host_memory=False, has_cudnn=False)
 
 
-def device_of(where: Tensor | torch.device) -> Device:
+def device_of(where: Tensor | torch.device) -> _Device:
     """Return what the device of a tensor can do."""
     device = where if isinstance(where, torch.device) else where.device
     return _KINDS.get(device.type, _UNKNOWN)

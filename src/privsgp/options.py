@@ -49,9 +49,7 @@ class Section(NamedTuple):
     components: Mapping[str, Any]
 
     def options(self, name: object) -> type[Options]:
-        """Return the keys that a component brings: none if nobody knows it, the default's for "auto"."""
-        if name == "auto" and name not in self.components:
-            name = self.base.model_fields[self.key].default
+        """Return the keys that a component brings: none if nobody knows it."""
         found = self.components.get(str(name), Options)
         own: type[Options] = getattr(found, "Options", found)
         return own

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from privsgp.accounting import accountant, calibration, sampler_cost
 from privsgp.accounting.accountant import Disagreement
 from privsgp.accounting.mechanisms import Sag, Saga, SampledMean, Shared, described
-from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, _agree, looked_at, trust_curve
+from privsgp.accounting.pairwise import PairwiseCovariance, _agree, looked_at, trust_curve
 from privsgp.accounting.sharing import Sharing, solve
 from privsgp.errors import Refused
 
@@ -23,7 +23,7 @@ VARIANCES = st.floats(1e-3, 1e3)
 
 def worst(noise: PairwiseCovariance, i: int, h: int) -> float:
     """Return σ_eff² by going through every coalition that leaves at least h nodes honest."""
-    others = [j for j in range(noise.graph.nodes) if j != i]
+    others = [j for j in range(noise.nodes) if j != i]
     sets = (s for m in range(h - 1, len(others) + 1) for s in itertools.combinations(others, m))
     return min(1 / np.linalg.inv(covariance(noise, [i, *s]))[0, 0] for s in sets)
 
@@ -31,7 +31,7 @@ def worst(noise: PairwiseCovariance, i: int, h: int) -> float:
 def covariance(noise: PairwiseCovariance, honest: list[int]) -> np.ndarray:
     """Return S_H from its definition: the covariance of a_i + Σ ± s u_ij over the pairs within H."""
     n = len(honest)
-    within = [(a, b) for a, b in noise.graph.pairs if a in honest and b in honest]
+    within = [(a, b) for a, b in itertools.combinations(range(noise.nodes), 2) if a in honest and b in honest]
     B = np.zeros((n, n + len(within)))
     B[:, :n] = np.diag([math.sqrt(noise.own[i]) for i in honest])
     for column, (a, b) in enumerate(within):
@@ -42,10 +42,10 @@ def covariance(noise: PairwiseCovariance, honest: list[int]) -> np.ndarray:
 def test_what_sharing_leaves_of_the_noise_in_the_average():
     """Of equal nodes √D/σ, D = ρσ²/(hρ − h + 1); beside independent noise of the same weights."""
     for sigma in (1.0, 1e-3):
-        assert solve([sigma] * 50, 38, 2.0, NoiseGraph(50)).left([sigma] * 50) == pytest.approx(math.sqrt(2 / 39))
+        assert solve([sigma] * 50, 38, 2.0).left([sigma] * 50) == pytest.approx(math.sqrt(2 / 39))
     needed, weights = [1.0, 2.0, 2.0], [0.5, 0.25, 0.25]
     alone = math.hypot(0.5, 0.5, 0.5)
-    shared = solve(needed, 2, 2.0, NoiseGraph(3), weights)
+    shared = solve(needed, 2, 2.0, weights)
     assert shared.left(needed) == pytest.approx(shared.average_sigma / alone)
 
 
@@ -63,7 +63,7 @@ def test_one_sample_a_step_is_not_refused_for_less_noise_than_it_will_have():
 @settings(max_examples=40, deadline=None)
 @given(st.lists(VARIANCES, min_size=2, max_size=6), VARIANCES, st.data())
 def test_the_smallest_own_noise_is_the_worst_that_honest_nodes_can_have(own, pair, data):
-    noise = PairwiseCovariance(NoiseGraph(len(own)), tuple(own), pair)
+    noise = PairwiseCovariance(tuple(own), pair)
     h = data.draw(st.integers(1, len(own)))
     for i, sigma in enumerate(noise.effective(h)):
         exact = worst(noise, i, h)
@@ -73,11 +73,11 @@ def test_the_smallest_own_noise_is_the_worst_that_honest_nodes_can_have(own, pai
 
 def test_noise_is_shared_by_two_at_least():
     with pytest.raises(Refused):
-        NoiseGraph(1)
+        solve([1.0], 1, 2.0)
 
 
 def test_more_noise_and_more_honest_nodes_are_never_worse():
-    noise = PairwiseCovariance(NoiseGraph(6), (1.0, 2.0, 0.5, 0.1, 4.0, 1.0), 3.0)
+    noise = PairwiseCovariance((1.0, 2.0, 0.5, 0.1, 4.0, 1.0), 3.0)
     by_honest = [noise.effective(h) for h in range(1, 7)]
     assert all(a <= b for low, high in itertools.pairwise(by_honest) for a, b in zip(low, high, strict=True))
     more = dataclasses.replace(noise, own=(1.0, 2.0, 0.5, 0.2, 4.0, 1.0))
@@ -88,7 +88,7 @@ def test_more_noise_and_more_honest_nodes_are_never_worse():
 def test_what_equals_need_is_as_the_design_says():
     """All 50 honest: 0.2 of the noise in the average for 1.4 times that in a message; 38: 0.23 for 1.6 times."""
     for h, average, message in ((50, 0.198, 1.400), (38, 0.2265, 1.601)):
-        noise = solve([1.0] * 50, h, 2.0, NoiseGraph(50))
+        noise = solve([1.0] * 50, h, 2.0)
         assert noise.average_sigma * math.sqrt(50) == pytest.approx(average, rel=1e-3)
         assert noise.message_sigma[0] == pytest.approx(message, rel=1e-3)
         D, s2 = noise.own[0], noise.pair
@@ -101,9 +101,9 @@ def test_what_equals_need_is_as_the_design_says():
 def test_noise_is_worth_what_each_node_needs_and_never_more_than_equals_would_take(needed, ratio, data):
     n = len(needed)
     h = data.draw(st.integers(2, n))
-    noise = solve(needed, h, ratio, NoiseGraph(n))
+    noise = solve(needed, h, ratio)
     assert all(has >= need for has, need in zip(noise.effective(h), needed, strict=True))
-    as_strictest = solve([max(needed)] * n, h, ratio, NoiseGraph(n))
+    as_strictest = solve([max(needed)] * n, h, ratio)
     kappa = (h - 1) / (h * ratio - h + 1) ** 2
     mu = h * kappa / (1 + kappa)
     price, dear = (math.fsum(one.own) / n + mu * one.pair for one in (noise, as_strictest))
@@ -114,7 +114,7 @@ def test_weights_against_what_each_needs_make_all_alike_and_the_average_least():
     needed = [1.0, 2.0, 4.0, 8.0]
     total = sum(1 / s for s in needed)
     weights = [1 / s / total for s in needed]
-    weighted, plain = (solve(needed, 4, 2.0, NoiseGraph(4), w) for w in (weights, None))
+    weighted, plain = (solve(needed, 4, 2.0, w) for w in (weights, None))
     assert len({f"{D:.9g}" for D in weighted.own}) == 1
     assert weighted.average_sigma < plain.average_sigma
     assert weighted.effective(4) == pytest.approx(needed, rel=1e-6)
@@ -128,7 +128,7 @@ def test_weights_against_what_each_needs_make_all_alike_and_the_average_least():
 )
 def test_what_protects_nobody_is_refused(needed, honest, ratio):
     with pytest.raises(Refused):
-        solve(needed, honest, ratio, NoiseGraph(8))
+        solve(needed, honest, ratio)
 
 
 def test_two_computations_that_disagree_give_nothing():
@@ -168,7 +168,7 @@ def test_a_sampler_that_leaves_no_delta_is_refused():
 
 
 def test_a_trust_curve_falls_from_own_noise_alone_to_all_honest():
-    sharing = Sharing(NoiseGraph(16), 12)
+    sharing = Sharing(16, 12)
     noise = sharing.solved(0.5, 2.0)
     mechanism = sharing.counted(SampledMean(sigma=0.5, clip=1.0, batch=50, samples=100), noise)
     curve = trust_curve(noise, 0, mechanism, lambda m: accountant.epsilon(m, 50, 1e-5).epsilon)
@@ -181,7 +181,7 @@ def test_a_trust_curve_falls_from_own_noise_alone_to_all_honest():
 
 def test_pairs_that_share_more_than_was_counted_get_no_epsilon():
     """`account` and `calibrate` count the sampler with pairs up to `LARGEST_PAIR` times own noise, as runs do."""
-    sharing = Sharing(NoiseGraph(8), 6)
+    sharing = Sharing(8, 6)
     ideal = SampledMean(sigma=1.0, clip=1.0, batch=100, samples=1000)
     run, large = dataclasses.replace(ideal, coordinates=1000), sharing.solved(0.02, 1e5)
     assert sharing.counted(ideal, large).sigma >= 0.02

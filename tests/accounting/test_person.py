@@ -24,7 +24,6 @@ from privsgp.accounting.mechanisms import (
     described,
 )
 from privsgp.accounting.mixture import Mixture
-from privsgp.accounting.pairwise import NoiseGraph
 from privsgp.accounting.sharing import solve
 from privsgp.accounting.shown import up
 from privsgp.errors import Refused
@@ -73,7 +72,7 @@ def test_sites_with_noise_of_their_own_compose(sites, relation):
 
 @pytest.mark.parametrize(("nodes", "honest", "ratio"), [(4, 2, 1.5), (5, 5, 2.0), (7, 4, 3.0), (6, 3, 8.0)])
 def test_the_correlation_of_equal_sites_is_that_of_the_inverse_covariance(nodes, honest, ratio):
-    covariance = solve([1.0] * nodes, honest, ratio, NoiseGraph(nodes))
+    covariance = solve([1.0] * nodes, honest, ratio)
     inverse = np.linalg.inv(covariance.among(range(honest)))
     for sites in range(1, min(honest, 3) + 1):
         sets = itertools.combinations(range(honest), sites)
@@ -90,7 +89,7 @@ def test_the_correlation_of_equal_sites_is_that_of_the_inverse_covariance(nodes,
 def test_what_messages_show_of_each_other_is_the_worst_over_all_honest_sets(sizes, honest):
     shifts = [1 / J for J in sizes]
     weights = [0.2, 0.25, 0.15, 0.3, 0.1] if honest == 3 else None
-    covariance = solve([2 / J for J in sizes], honest, 2.0, NoiseGraph(5), weights)
+    covariance = solve([2 / J for J in sizes], honest, 2.0, weights)
     moved = np.array(covariance.steps) * shifts
     mu, worst, nodes = np.array(shifts) / covariance.effective(honest), 0.0, range(5)
     found = covariance.correlation(honest, shifts)

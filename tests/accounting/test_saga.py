@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsgp.accounting import saga
-from privsgp.accounting.saga import Geometry, Shape
+from privsgp.accounting.saga import Geometry, _Shape
 
 EPSILONS = np.array([0.0, 0.01, 0.1, 0.5, 1.5, 4.0])
 # What the grid of one pair adds to it: always upwards, but not the same for all pairs; most where δ is smallest.
@@ -48,7 +48,7 @@ def shifts_in_the_plane(geometry, t, c):
 
 
 def shape_of(t, c):
-    return Shape(float((t + c) @ (t + c)), float((t + c) @ c), float(c @ c))
+    return _Shape(float((t + c) @ (t + c)), float((t + c) @ c), float(c @ c))
 
 
 def admissible(rng, reach):
@@ -163,7 +163,7 @@ def test_a_cut_tail_becomes_an_infinite_loss(drawn):
 
 def test_ends_of_the_path():
     geometry = Geometry(0.2, 1.5, 0.1)
-    assert geometry.shape(0.0) == Shape(1.0, 0.0, 0.0)
+    assert geometry.shape(0.0) == _Shape(1.0, 0.0, 0.0)
     # E1: s0 = (G − R)/J, s1 = R/b + (G − R)/J.
     undrawn, drawn, across = geometry.shifts(geometry.shape(2.0))
     assert (undrawn, drawn) == pytest.approx((0.1 * -0.5, 0.1 * (1.5 / 0.2 - 0.5)))

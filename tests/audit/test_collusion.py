@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from privsgp.accounting.pairwise import NoiseGraph, conditional
+from privsgp.accounting.pairwise import conditional
 from privsgp.accounting.sharing import solve
 from privsgp.audit import attack
 
@@ -14,7 +14,7 @@ from privsgp.audit import attack
 @pytest.mark.parametrize(("nodes", "honest"), [(6, 4), (8, 6), (12, 9)])
 def test_no_coalition_leaves_a_node_less(nodes, honest):
     """And σ_eff as it is counted is below what is left."""
-    covariance = solve([1.0 + 0.01 * i for i in range(nodes)], honest, 2.0, NoiseGraph(nodes))
+    covariance = solve([1.0 + 0.01 * i for i in range(nodes)], honest, 2.0)
     for node in (0, nodes - 1):
         found = attack.worst(covariance, node, honest)
         assert found[0] == node

@@ -98,7 +98,9 @@ def test_texts_are_read_with_their_classes(tmp_path, ending):
     else:
         mark = "," if ending == "csv" else "\t"
         path.write_text(f"kind{mark}review\n" + "".join(f'{k}{mark}"{t}"\n' for t, k in rows))
-    x, y = read_texts(path, TextOptions(column="review", label="kind", labels=["no", "yes"], vocabulary=50, length=5))
+    x, y, *_ = read_texts(
+        path, TextOptions(column="review", label="kind", labels=["no", "yes"], vocabulary=50, length=5)
+    )
     assert y.tolist() == [1, 0]
     assert (x == TextOptions(vocabulary=50, length=5).encoded([t for t, _ in rows])).all()
 

@@ -24,10 +24,14 @@ def test_other_persons_have_others(names):
     assert len({canonical(name) for name in names}) == len(names)
 
 
-def test_bytes_are_texts_and_dates_are_numbers():
+def test_bytes_are_texts_and_dates_grow():
     assert named(np.array([b"7"]), None, (), "x").names == ["7"]
-    with pytest.raises(Refused, match="a date is no number"):
-        named(["7"], ["2026-01-31"], (), "x")
+    dates = ["2026-01-31", "2025-12-31 23:59", "2026-02-01T00:00"]
+    assert named(["7"] * 3, dates, (), "x").dates.argsort().tolist() == [1, 0, 2]
+    assert named(["7"] * 2, np.array([3, 2.5]), (), "x").dates.tolist() == [3, 2.5]
+    for wrong in ("31.01.2026", "", "nan"):
+        with pytest.raises(Refused, match="a date is none"):
+            named(["7"], [wrong], (), "x")
 
 
 def test_a_person_at_more_nodes_than_is_counted_is_refused():

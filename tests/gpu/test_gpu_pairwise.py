@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from privsgp.accounting.mechanisms import SampledMean, Shared
-from privsgp.accounting.pairwise import NoiseGraph
 from privsgp.accounting.sharing import solve
 from privsgp.randomness import pairwise
 from privsgp.randomness.noise import Keyed, Secure
@@ -20,9 +19,9 @@ NODES, HONEST, D = 6, 4, 20_000
 
 
 def _made(source):
-    covariance = solve([1.0, 1.0, 2.0, 1.0, 1.0, 1.0], HONEST + 1, 2.0, NoiseGraph(NODES))
+    covariance = solve([1.0, 1.0, 2.0, 1.0, 1.0, 1.0], HONEST + 1, 2.0)
     made = PairwiseNoise(covariance, HONEST + 1)
-    worth, k = covariance.effective(HONEST + 1), covariance.graph.partners
+    worth, k = covariance.effective(HONEST + 1), covariance.nodes - 1
     mechanisms = [Shared(SampledMean(sigma=sigma, clip=1.0, batch=2, samples=9), HONEST + 1, k) for sigma in worth]
     return covariance, made.of_nodes(range(NODES), mechanisms, source)
 

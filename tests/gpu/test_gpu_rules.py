@@ -7,9 +7,9 @@ import torch
 
 from gradients.modules import LAYERS, RULED, around, build, cross_entropy, plain_gradients, samples
 from privsgp.gradients import Layout, make_table
+from privsgp.gradients import table as storage
 from privsgp.gradients.positions import Positions, Window
 from privsgp.gradients.rules.ruled import Ruled
-from privsgp.gradients.tables import storage
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CUDA = torch.device("cuda")

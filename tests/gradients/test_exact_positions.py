@@ -16,7 +16,7 @@ from privsgp.gradients import PerSample, positions
 from privsgp.gradients.per_sample import sum_pieces
 from privsgp.gradients.positions import Positions, Window, _by_itself
 from privsgp.gradients.rounding import sum_error
-from privsgp.gradients.tables.table import make_table
+from privsgp.gradients.table import make_table
 
 
 def _added(p):

@@ -16,7 +16,7 @@ from privsgp.engine.spec import Learning
 from privsgp.errors import Refused
 from privsgp.gradients import stack
 from privsgp.gradients.per_sample import Outer, PerSample, Plain, minus
-from privsgp.gradients.tables.table import make_table
+from privsgp.gradients.table import make_table
 from privsgp.randomness import noise as noises
 from privsgp.runs import build, config
 from privsgp.runs import problem as problems

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from modules import LAYERS, around, build, cross_entropy, probe, samples
 
 from privsgp.gradients import make_table, stack
-from privsgp.gradients.tables.table import fill
+from privsgp.gradients.table import fill
 
 NODES, ROWS, G = 2, 5, 0.4
 J = torch.tensor([5, 4])

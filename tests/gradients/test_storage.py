@@ -7,9 +7,9 @@ import torch
 
 from privsgp.errors import Refused
 from privsgp.files import in_units
+from privsgp.gradients import table as storage
 from privsgp.gradients.per_sample import gather
-from privsgp.gradients.tables import storage
-from privsgp.gradients.tables.storage import scatter
+from privsgp.gradients.table import scatter
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -32,10 +32,10 @@ def test_the_device_is_taken_if_it_has_room_and_else_the_memory(there, memory, t
     monkeypatch.setattr(storage.devices, "free_memory", lambda: memory)
     if taken is None:
         with pytest.raises(Refused, match="a table of 4 × 7 entries takes 100 B, and 120 B are free"):
-            storage.table_device(100, "4 × 7 entries", META)
+            storage._table_device(100, "4 × 7 entries", META)
         return
     with caplog.at_level(logging.INFO, "privsgp"):
-        assert storage.table_device(100, "4 × 7 entries", META) == taken
+        assert storage._table_device(100, "4 × 7 entries", META) == taken
     assert "4 × 7 entries = 100 B" in caplog.text
 
 

@@ -9,7 +9,7 @@ from modules import around, build, cross_entropy, mlp, probe, samples
 from privsgp.errors import Refused
 from privsgp.gradients import PerSample, make_table, stack
 from privsgp.gradients.per_sample import Outer, Plain
-from privsgp.gradients.tables.table import fill
+from privsgp.gradients.table import fill
 from privsgp.models import make
 
 NODES, J = 2, torch.tensor([7, 5])

@@ -8,7 +8,7 @@ from privsgp import graph as graphs
 from privsgp import models
 from privsgp.algorithms import Settings
 from privsgp.planner import stand_in
-from privsgp.planner.choose import best, planner
+from privsgp.planner.choose import planner
 from privsgp.planner.noise import Method, Network
 from privsgp.planner.record import Plan, Source
 from privsgp.planner.rehearsal import Rehearsal
@@ -25,9 +25,7 @@ def small_planner():
 
 @pytest.fixture(scope="session")
 def small_plan(small_planner):
-    methods = [Method("privsgp", Settings()), Method("privsgp-sag", Settings())]
-    choices = [small_planner.choose(method, 32.0, None, None) for method in methods]
-    chosen, why = best(choices)
-    asked = {"name": "auto", "steps": "auto", "step_size": "auto", "batch": 32.0, "weights": "equal"}
+    chosen = small_planner.choose(Method("privsgp-sag", Settings()), 32.0, None, None)
+    asked = {"steps": "auto", "step_size": "auto", "batch": 32.0}
     graph = graphs.make("ring-directed", 4)
-    return Plan(small_planner, graph, Source("synthetic", "synthetic"), chosen, choices, why, asked)
+    return Plan(small_planner, graph, Source("synthetic", "synthetic"), chosen, asked)

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 from privsgp.accounting import calibration
-from privsgp.accounting.pairwise import NoiseGraph
 from privsgp.accounting.sharing import Sharing
 from privsgp.algorithms import Settings
 from privsgp.algorithms.saga import SagaOptions
-from privsgp.planner.choose import LENGTHS, Choice, best, best_batch, methods
+from privsgp.planner.choose import LENGTHS, best_batch
 from privsgp.planner.noise import Method, Network, NoiseNeeded
 from privsgp.research import published
 
@@ -68,22 +67,6 @@ def test_the_batch_is_the_smallest_that_costs_no_noise(small_planner):
     assert batch == 8 or sigma(batch / 2) > 1.015 * sigma(250.0)
 
 
-def test_what_auto_chooses_from():
-    labels = [method.label for method in methods(Settings(clip=2.0), "certified")]
-    assert labels == ["privsgp", "privsgp-vr, scaled differences", "privsgp-sag"]
-    assert [m.label for m in methods(Settings(), "published")] == ["privsgp", "privsgp-vr"]
-
-
-@pytest.mark.parametrize(("scores", "winner"), [((0.8, 0.9), 1), ((0.895, 0.9), 0), ((-2.0, -1.0), 1)])
-def test_the_simplest_among_equals(small_planner, scores, winner):
-    noise = NoiseNeeded(small_planner.network, SAG, 32.0)
-    choices = [Choice(m, 32.0, 10, 0.1, noise, s, 1.0) for m, s in zip((PRIVSGP, SAG), scores, strict=True)]
-    chosen, why = best(choices)
-    assert chosen is choices[winner]
-    assert chosen.method.label in why
-    assert f"{scores[1 - winner]:.3g}" in why
-
-
 def test_spare_releases():
     assert Network([1], [(1.0, 1e-5)], spare=0.02).releases(1000) == 1020
 
@@ -109,7 +92,7 @@ def test_scaled_differences_cost_what_training_will_calibrate(small_planner):
 def test_scaled_differences_where_noise_is_shared(small_planner):
     """θ is larger there, and what it costs every budget is looked at."""
     alone = small_planner.network
-    shared = replace(alone, sharing=Sharing(NoiseGraph(alone.nodes), alone.nodes))
+    shared = replace(alone, sharing=Sharing(alone.nodes, alone.nodes))
     apart, noise = (NoiseNeeded(network, SCALED, 5.0) for network in (alone, shared))
     scale = noise.scale(300)
     assert apart.scale(300) < scale < 1

@@ -21,7 +21,7 @@ def test_a_plan_is_plain_json(small_plan):
     assert found["sigma"][3] < found["sigma"][0] / 3  # twice the samples and twice the budget
     assert found["estimated_on"]["kind"] == "synthetic"
     assert found["bytes_sent_per_node"] == found["steps"] * (4 * 68 + 8)
-    assert {m["method"] for m in found["methods"]} == {"privsgp", "privsgp-sag"}
+    assert found["method"] == "privsgp-sag"
 
 
 def test_predicted_deviation_of_the_average(small_plan):
@@ -35,13 +35,11 @@ def test_the_table_of_a_plan(small_plan):
     assert rows["steps K*"] == str(small_plan.chosen.steps)
     assert "nothing was spent" in rows["rehearsed on"]
     assert "…" in rows["noise σ"]
-    assert len(small_plan.method_rows()) == 2
 
 
 def test_a_report_shows_what_was_planned(small_plan):
     found = json.loads(json.dumps(small_plan.as_json()))
     said = described(found)
-    assert found["why"] in said
     assert f"{small_plan.chosen.steps:,} steps" in said
 
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from privsgp.accounting.mechanisms import Anchored, SampledMean, Shared
-from privsgp.accounting.pairwise import NoiseGraph
 from privsgp.accounting.sharing import solve
 from privsgp.errors import Refused
 from privsgp.randomness import pairwise, snapshot
@@ -25,11 +24,11 @@ NODES, HONEST, D = 6, 4, 5000
 
 
 def noise(needed=(1.0,) * NODES, weights=None) -> PairwiseNoise:
-    return PairwiseNoise(solve(needed, HONEST, 2.0, NoiseGraph(NODES), weights), HONEST)
+    return PairwiseNoise(solve(needed, HONEST, 2.0, weights), HONEST)
 
 
 def of_nodes(made: PairwiseNoise, source, nodes=range(NODES)):
-    k = made.covariance.graph.partners
+    k = made.covariance.nodes - 1
     mechanisms = [
         Shared(SampledMean(sigma=made.covariance.effective(HONEST)[i], clip=1.0, batch=2, samples=9), HONEST, k)
         for i in nodes
@@ -151,7 +150,7 @@ def test_noise_that_is_worth_less_than_is_counted_is_refused():
 
 def test_a_pairs_noise_far_above_own_noise_was_not_counted_and_is_refused():
     with pytest.raises(Refused, match="pair_ratio"):
-        PairwiseNoise(solve([1.0] * NODES, HONEST, 200.0, NoiseGraph(NODES)), HONEST)
+        PairwiseNoise(solve([1.0] * NODES, HONEST, 200.0), HONEST)
 
 
 def test_without_a_way_to_exchange_keys_nothing_is_shared_with_nodes_elsewhere():
@@ -214,7 +213,7 @@ def once(purpose: str) -> Streams:
 def test_sums_of_few_pairs_are_not_drawn_at_once(monkeypatch, nodes, together):
     """What a node adds is then longer than k numbers can be, which is what is counted (21 k λ is twice that)."""
     monkeypatch.setattr(pairwise, "_LONG", 0)
-    made = PairwiseNoise(solve([1.0] * nodes, 2, 2.0, NoiseGraph(nodes)), 2)
+    made = PairwiseNoise(solve([1.0] * nodes, 2, 2.0), 2)
     mechanisms = [
         Shared(SampledMean(sigma=s, clip=1.0, batch=2, samples=9), 2, nodes - 1) for s in made.covariance.effective(2)
     ]
@@ -235,6 +234,6 @@ def test_releases_that_differ_in_noise_share_none():
     """Pairs add the same noise at every step, and anchors would be counted with more."""
     made = noise()
     anchored = Anchored(sigma=0.1, clip=1.0, batch=2, samples=9, period=5, anchor_noise=4.0)
-    mechanisms = [Shared(anchored, HONEST, made.covariance.graph.partners)] * NODES
+    mechanisms = [Shared(anchored, HONEST, made.covariance.nodes - 1)] * NODES
     with pytest.raises(Refused, match="equal noise at every step"):
         made.of_nodes(range(NODES), mechanisms, Secure(), None)

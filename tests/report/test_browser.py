@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from browser import CHROMIUM, browser
 from harmful_words import HOSTILE, saying
 
+from browser import CHROMIUM, browser
 from privsgp.report import page
 from privsgp.runs.views import read
 

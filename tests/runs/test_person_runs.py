@@ -13,9 +13,10 @@ import privsgp
 import runs
 from privsgp.accounting.book import Book
 from privsgp.accounting.statements import statements
-from privsgp.algorithms import Drawn, Exchange, Release, State
+from privsgp.algorithms import ALGORITHMS, Drawn, Exchange, Release, State, ToServer
 from privsgp.algorithms.block import Randomness
 from privsgp.audit.attack import _ZeroedOut
+from privsgp.clock import Event
 from privsgp.data import persons
 from privsgp.data.dataset import from_arrays, stack
 from privsgp.engine.drive import drive
@@ -191,7 +192,8 @@ def test_rows_of_a_person_in_another_file_are_in_the_book(place):
         (None, ("--set=data.person=nobody",), "has no column 'nobody'"),
         (None, ("--set=data.rows_per_person=",), "without data.rows_per_person"),
         (None, ("--set=data.rows_per_person=65",), "64"),
-        (None, ("--set=algorithm.name=ldp-svrg",), "data.person"),
+        (None, ("--set=algorithm.name=adp2-sgd", "--set=privacy.sites_per_person=2"), "algorithm.name"),
+        (None, ("--set=algorithm.name=dp-sgd", "--set=privacy.sites_per_person=2"), "algorithm.name"),
         (None, ("--set=privacy.sites_per_person=3",), "at most as many"),
     ],
 )  # fmt: skip
@@ -249,7 +251,7 @@ def test_which_rows_are_used_depends_on_the_person_alone():
 def problem_of(settings):
     rng = np.random.default_rng(0)
     names = np.repeat([f"p{i}" for i in range(40)], rng.integers(1, 6, 40))
-    x = (5 * rng.standard_normal((len(names), 6))).astype(np.float32)
+    x = (5 * rng.standard_normal((len(names), 24))).astype(np.float32)
     data = from_arrays(x, rng.integers(0, 2, len(names)), classes=2)
     data, _ = persons.grouped(data, persons.Named(names.tolist()), settings.data.persons)
     return problems.assembled(settings, data, problems.split(settings, data))
@@ -258,68 +260,90 @@ def problem_of(settings):
 def configured(method, **algorithm):
     return config.parse({
         "seed": 0, "data": {"name": "x.npz", "nodes": 2, "person": "p", "rows_per_person": 4},
-        "model": {"name": "mlp", "hidden": 5}, "privacy": {"sigma": 0.1, "clip": 0.5},
+        "model": {"name": "mlp", "hidden": 16}, "privacy": {"sigma": 0.1, "clip": 0.5},
         "algorithm": {"name": method, "batch": 5, "steps": 8} | algorithm,
     })  # fmt: skip
 
 
 class Everybody(Randomness):
-    """Draws everybody at every step, and adds no noise."""
+    """Draws everybody at every step, adds no noise, and keeps what noise would be added to."""
 
     secret = True
 
     def __init__(self, nodes, people):
         rows = torch.arange(people).expand(nodes, -1)
-        self.drawn = [Drawn(rows, torch.ones_like(rows, dtype=torch.bool))]
+        self.drawn, self.bare = [Drawn(rows, torch.ones_like(rows, dtype=torch.bool))], []
 
     def sample(self, k):
         return self.drawn
 
+    def sample_some(self, numbers):
+        return self.drawn
+
+    def events(self, k):
+        return [Event(0.0, node, 1 - node, k) for node in (0, 1)]
+
     def noise(self, k, g, node=None):
-        pass
+        self.bare.append((k, g.double().clone()))
 
 
-def released(spec, absent):
-    """Return all messages where one person of each node takes part, or does not; the same models come back."""
+def released(spec, absent, *, messages):
+    """Return all messages, or all that noise is added to, with one person of each node or without.
+
+    Answers of others are the same in both.
+    """
     learning, layout, sent = spec.learning, Layout.of(spec.learning.model), []
     present = torch.ones(learning.inputs.shape[:2], dtype=torch.bool)
     present[:, absent] = False
     gradient = of_samples(gradients(learning.model, learning.loss, learning.made_up()), learning.rows)
+    people = len(learning.inputs[0]) - 1
     block = _ZeroedOut(
         mechanisms=spec.mechanisms, inputs=learning.inputs, targets=learning.targets, gradient=gradient,
-        random=Everybody(2, 20), step_size=lambda _k: 1.0, present=present, taken=torch.zeros_like(present),
+        random=Everybody(len(present), people), step_size=lambda _k: 1.0, present=present,
+        taken=torch.zeros_like(present),
     )  # fmt: skip
     algorithm = spec.algorithm(block, spec.settings)
-    state = State.start(layout.flatten(learning.model), 2)
+    state = State.start(layout.flatten(learning.model), len(present))
     algorithm.begin(state.z)
     back = torch.Generator().manual_seed(1)
 
-    def answer(_k, event):
+    def answer(k, event):
         if isinstance(event, Release):
-            sent.append(event.message.double())
+            sent.append((k, event.message.double()))
+            if event.node is not None:  # nodes act one at a time: what a node goes on from is its message
+                event.message.copy_(torch.randn(event.message.shape, generator=back))
+        if isinstance(event, ToServer):
+            return torch.randn(event.messages[0].shape, generator=back)
         return (event.x, event.w) if isinstance(event, Exchange) else None
 
     for k in range(6):
         drive(algorithm.step(k, state), k, answer)
         state = State.debiased(torch.randn(state.x.shape, generator=back), state.w)
-    return sent
+    return sent if messages else block.random.bare
+
+
+PRIVATE = [name for name in ALGORITHMS if ALGORITHMS[name].private]
 
 
 @pytest.mark.parametrize(
-    ("method", "algorithm"), [*((m, {}) for m in METHODS), ("privsgp-vr", {"difference_clip": 0.1})]
+    ("method", "algorithm"),
+    [*((name, {}) for name in PRIVATE), ("privsgp-vr", {"difference_clip": 0.1}), ("dp-srm", {"alpha": 0.5})],
 )
 def test_removing_a_person_moves_a_release_by_at_most_the_counted_shift(method, algorithm):
     settings = configured(method, **algorithm)
     spec = build.build_run(resolve(settings, problem_of(settings)))
-    assert spec.learning.samples == [20, 20]
-    everyone, farthest = released(spec, 20), 0.0
-    shift = spec.mechanisms[0].largest_shift
-    for person in range(20):
-        pairs = zip(everyone, released(spec, person), strict=True)
-        farthest = max(farthest, *(float((a - b).norm(dim=1).max()) / shift for a, b in pairs))
-    assert farthest <= 1 + 1e-6
-    if method != "privsgp-vr":
-        assert farthest > 0.99  # the clip is used
+    nodes = 1 if ALGORITHMS[method].pooled else 2
+    assert spec.learning.samples == [40 // nodes] * nodes
+    mechanism, largest = spec.mechanisms[0], {True: 0.0, False: 0.0}
+    for messages in (True, False)[0 if method in METHODS else 1 :]:  # those of others remember earlier messages
+        everyone = released(spec, 40 // nodes, messages=messages)
+        for person in range(40 // nodes):
+            for (k, a), (_, b) in zip(everyone, released(spec, person, messages=messages), strict=True):
+                moved = float((a - b).norm(dim=-1).max()) / mechanism.at(k).largest_shift
+                largest[messages] = max(largest[messages], moved)
+    assert max(largest.values()) <= 1 + 1e-6
+    if mechanism.weighted is None:
+        assert largest[False] > 0.99  # the clip is used
 
 
 def test_what_is_drawn_from_is_what_is_counted(monkeypatch):
@@ -344,3 +368,101 @@ def test_rows_from_python_belong_to_persons(tmp_path):
     assert all(map(torch.equal, one.model.state_dict().values(), other.model.state_dict().values()))
     with pytest.raises(Refused, match="89 identifiers for 90 rows"):
         privsgp.train(model, (x, y), persons=names[1:], rows_per_person=3, nodes=2, seed=1, out=tmp_path / "c", **given)
+
+
+def short(place, data, *more):
+    """Write a short run on files of two sites."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in data.items()]
+    (place / "run.toml").write_text("\n".join([
+        'name = "files"', "seed = 1", "[data]", "nodes = 2", *lines, *more, '[graph]\nname = "complete"',
+        "[privacy]\nepsilon = 3.0", '[algorithm]\nname = "privsgp-vr"\nbatch = 3\nsteps = 4',
+        '[engine]\ndevice = "cpu"',
+    ]))  # fmt: skip
+
+
+def written(place, out):
+    """Return all that a run wrote, and its model's weights."""
+    files = {file: file.read_bytes() for file in (place / out).rglob("*") if file.is_file()}
+    return b"".join(files.values()), load_file(place / out / "model.safetensors")
+
+
+TEXTS = ("[data.text]", 'labels = ["no", "yes"]', "vocabulary = 50", "length = 4", '[model]\nname = "embedding"')
+
+
+@pytest.mark.parametrize("choice", [{}, {"rows_choice": "latest", "rows_date": "day"}])
+def test_texts_belong_to_persons(tmp_path, choice):
+    rng = np.random.default_rng(0)
+    rows = [
+        {"who": f"PAT-{site}-{i % 9}", "day": f"2024-0{1 + i // 9}-11T08:00", "text": f"word{rng.integers(30)} {i}",
+         "label": "yes" if i % 2 else "no"}
+        for site in range(2) for i in range(27)
+    ]  # fmt: skip
+    person = {"path": "{node}.jsonl", "person": "who", "rows_per_person": 2} | choice
+
+    def write(order):
+        for site in range(2):
+            own = [json.dumps(row) for row in rows if row["who"].startswith(f"PAT-{site}")]
+            (tmp_path / f"{site}.jsonl").write_text("\n".join(order(own)))
+
+    write(list)
+    short(tmp_path, person, *TEXTS)
+    ran = train(tmp_path, "one")
+    assert "9 persons have more than 2 rows" in ran.err
+    write(lambda own: own[::-1])
+    train(tmp_path, "other")
+    (all_of_it, one), (_, other) = written(tmp_path, "one"), written(tmp_path, "other")
+    assert b"PAT-" not in all_of_it
+    assert "PAT-" not in ran.out + ran.err
+    assert all(map(torch.equal, one.values(), other.values()))
+    assert json.loads((tmp_path / "one" / "summary.json").read_text())["samples"] == [9, 9]
+    if choice:  # the first of three texts of each is never used
+        rows = [row | {"text": "other", "label": "no"} if "2024-01" in row["day"] else row for row in rows]
+        write(list)
+        train(tmp_path, "cut")
+        assert all(map(torch.equal, one.values(), written(tmp_path, "cut")[1].values()))
+
+
+@pytest.mark.parametrize(
+    ("changed", "data", "said"),
+    [
+        ({"who": None}, {}, "no identifier of a person"),
+        ({"who": " "}, {}, "no identifier of a person"),
+        ({}, {"person": "nobody"}, "has no 'nobody'"),
+        ({}, {"person": "text"}, "no model may see"),
+        ({"day": "soon"}, {"rows_choice": "latest", "rows_date": "day"}, "a date is none"),
+    ],
+)
+def test_texts_of_nobody_are_refused(tmp_path, changed, data, said):
+    for site in range(2):
+        rows = [{"who": f"{i % 9}", "day": "2024-01-11", "text": "a b", "label": "no"} for i in range(18)]
+        (tmp_path / f"{site}.jsonl").write_text("\n".join(map(json.dumps, [*rows, rows[0] | changed])))
+    short(tmp_path, {"path": "{node}.jsonl", "person": "who", "rows_per_person": 2} | data, *TEXTS)
+    ran = runs.command("train", tmp_path / "run.toml", "--out", tmp_path / "out")
+    assert ran.code == 2
+    assert said in ran.err
+    short(tmp_path, {"path": "{node}.jsonl"}, *TEXTS)
+    if not changed:
+        assert "column 'who' has 9 names for 19 rows" in runs.unwrapped(train(tmp_path, "rows").err)
+
+
+def test_images_belong_to_persons_by_their_names(tmp_path):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for site in range(2):
+        for i in range(18):
+            folder = tmp_path / f"site-{site}" / "ab"[i % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            pixels = rng.integers(0, 255, (6, 6, 3), np.uint8)
+            Image.fromarray(pixels).save(folder / f"PAT-{site}{i % 6}_{i}.png")
+    images = "[data.images]", 'labels = ["a", "b"]', '[model]\nname = "logistic"'
+    person = {"path": "site-{node}", "person": "{person}_*.png", "rows_per_person": 2}
+    short(tmp_path, person, *images)
+    ran = train(tmp_path, "one")
+    assert "6 persons have more than 2 rows" in ran.err
+    assert b"PAT-" not in written(tmp_path, "one")[0]
+    assert json.loads((tmp_path / "one" / "summary.json").read_text())["samples"] == [6, 6]
+    for wrong, said in (("{person}-x.png", "no identifier of a person"), ("patient", "write it like")):
+        short(tmp_path, person | {"person": wrong}, *images)
+        ran = runs.command("train", tmp_path / "run.toml", "--out", tmp_path / "out")
+        assert (ran.code, said in ran.err, "PAT-" in ran.err) == (2, True, False), ran.err

@@ -51,8 +51,8 @@ def test_objects_are_what_dictionaries_are(tmp_path):
 
 
 def test_what_is_left_to_the_planner_stays_open():
-    section = sections.Algorithm(name="auto", steps="auto", batch=8.0)
-    assert sections.plain(section) == {"batch": 8.0, "name": "auto", "steps": "auto"}
+    section = sections.Algorithm(name="privsgp", steps="auto", batch=8.0)
+    assert sections.plain(section) == {"batch": 8.0, "name": "privsgp", "steps": "auto"}
 
 
 def test_a_section_has_every_key_of_privsgps_own_methods_and_takes_those_of_others():

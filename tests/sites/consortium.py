@@ -88,6 +88,9 @@ def copied(place: Path, copy: Path) -> None:
             done = True
 
 
+STEP = ("step", "sent", "taken", "anew", "returned")  # of a step in the log for developers
+
+
 @dataclass(frozen=True)
 class Faults:
     """What is wrong with a site's machine, and where it stands."""
@@ -304,6 +307,7 @@ def _site(study: Path, file: Path, home: Path, out: Path, state: str, test: Path
     sys.stdout = sys.stderr = Path(f"{out}.log").open("a", buffering=1)  # noqa: SIM115 - to the end
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s")
     faulthandler.register(signal.SIGUSR1, sys.stderr)
+    _keep_steps(out / "private" / "taken.jsonl")
     _afflict(faults, Path(f"{out}.faults"))
     _note_first(Path(f"{out}.first.npy"))
     try:
@@ -314,6 +318,22 @@ def _site(study: Path, file: Path, home: Path, out: Path, state: str, test: Path
     except OSError as error:
         print(repr(error))
         sys.exit(1)
+
+
+def _keep_steps(path: Path) -> None:
+    """Write down what this site's log for developers says of each step."""
+    import logging
+
+    def keep(record: logging.LogRecord) -> bool:
+        if hasattr(record, "taken"):
+            path.touch(0o600)
+            with path.open("a") as file:
+                file.write(json.dumps({key: getattr(record, key) for key in STEP}) + "\n")
+        return record.levelno >= logging.INFO
+
+    logger = logging.getLogger("privsgp.sites.transport")
+    logger.setLevel(logging.DEBUG)
+    logger.addFilter(keep)
 
 
 def _relay(study: Path, home: Path, audit: Path, space: str | None, tampers: tuple[int, ...]) -> None:

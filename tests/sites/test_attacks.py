@@ -214,7 +214,7 @@ def test_a_finished_folder_of_another_run_signs_nothing(three, tmp_path):
 def test_an_older_copy_sends_nothing_once_a_peer_has_shown_a_later_message(three, tmp_path):
     members = Gossip(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
     outbox, committed = Outbox(2), []
-    transport = SitesTransport(three.sites[0], members, outbox, tmp_path / "taken.jsonl")
+    transport = SitesTransport(three.sites[0], members, outbox)
     members.heard(1)  # it brings a message before it has said hello: what it has of this site is not known yet
     assert not members.is_there(1)
     peer = Gossip(three.agreement, 1, 1, three.agreement.sign(three.sites[1]))
@@ -233,8 +233,7 @@ def test_what_could_not_be_committed_is_not_sent(three, tmp_path):
     for peer in (1, 2):
         other = Gossip(three.agreement, peer, 1, three.agreement.sign(three.sites[peer]))
         members.learn(peer, canonical(other.hello(0)))
-    log = tmp_path / "taken.jsonl"
-    transport = SitesTransport(three.sites[0], members, outbox, log)
+    transport = SitesTransport(three.sites[0], members, outbox)
     seen = []
 
     def full(*_):
@@ -520,7 +519,6 @@ def arriving(c, tmp_path, frames, agreement=None, stop=None, **limits):
         c.sites[0],
         members,
         Outbox(2),
-        tmp_path / "taken.jsonl",
         stop or (lambda: bool(inbox.stopped())),
     )
     return transport, accused

@@ -40,7 +40,7 @@ from privsgp.sites.protocol.gossip import Gossip
 from privsgp.sites.protocol.mailbox import Outbox
 from privsgp.sites.protocol.outliers import Outliers
 from privsgp.sites.run import wire
-from privsgp.sites.status import metrics, served, state
+from privsgp.sites.status import metrics, state
 from privsgp.transport.link import Increment
 from runs import command, unwrapped
 
@@ -109,7 +109,7 @@ def test_metrics_are_what_prometheus_reads(three, tmp_path):
     network = wire(three.sites[0], three.agreement, folder)
     network.audit.note("form", "basel", "x")
     (port,) = free_ports(1)
-    with served(f"127.0.0.1:{port}", lambda: metrics(network, 1.23456)):
+    with join._metrics(f"127.0.0.1:{port}", lambda: metrics(network, 1.23456)):
         with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             said = answer.read().decode()
         with pytest.raises(HTTPError) as error:
@@ -123,7 +123,7 @@ def test_metrics_are_what_prometheus_reads(three, tmp_path):
     assert values['privsgp_site_link_failing{source="aachen",target="cork"}'] == "0"
     assert 'privsgp_site_link_step{source="aachen",target="cork"}' not in values  # no message yet
     assert said.count("# TYPE") == 13
-    with pytest.raises(Refused, match="--metrics"), served("9464", str):
+    with pytest.raises(Refused, match="--metrics"), join._metrics("9464", str):
         pass
 
 
@@ -230,7 +230,7 @@ def test_the_metrics_of_a_run_show_what_is_spent_and_agreed_on(consortium, monke
         shown.append(made())
         yield
 
-    monkeypatch.setattr(status, "served", asked)
+    monkeypatch.setattr(join, "_metrics", asked)
     monkeypatch.setattr(join, "_wait_for_signatures", mock.Mock(side_effect=Interrupted(0)))
     with pytest.raises(Interrupted):
         join.join(c.study, c.files[0], home=c.sites[0].home, out=c.out(0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 
 import torch
 from consortium import Consortium, mixed
@@ -24,10 +24,10 @@ def _leaves(members, goodbye):
     return members.left != before
 
 
-def test_a_lie_about_what_was_taken_changes_no_message_and_counts_once(three, tmp_path):
-    members = Gossip(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
-    outbox, log = Outbox(9), tmp_path / "taken.jsonl"
-    transport = SitesTransport(three.sites[0], members, outbox, log)
+def test_a_lie_about_what_was_taken_changes_no_message_and_counts_once(three, caplog):
+    caplog.set_level(logging.DEBUG, "privsgp.sites.transport")
+    members, outbox = Gossip(three.agreement, 0, 1, three.agreement.sign(three.sites[0])), Outbox(9)
+    transport = SitesTransport(three.sites[0], members, outbox)
     transport._wait = lambda _k: None
     for node in (1, 2):
         peer = Gossip(three.agreement, node, 1, three.agreement.sign(three.sites[node]))
@@ -42,8 +42,7 @@ def test_a_lie_about_what_was_taken_changes_no_message_and_counts_once(three, tm
         assert not _leaves(members, _goodbye(three, {0: 0}))  # the first word stays
     assert outbox._frames[1][:2] == sent[1]
     assert outbox._frames[2] == sent[2]
-    returned = [one["returned"] for line in log.read_text().splitlines() if "returned" in (one := json.loads(line))]
-    assert returned == [[[2, -1]]]
+    assert [one.returned for one in caplog.records if getattr(one, "returned", None)] == [[(2, -1)]]
 
 
 def test_a_goodbye_names_nobody_whose_messages_cannot_have_been_taken(tmp_path):

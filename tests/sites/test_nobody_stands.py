@@ -90,7 +90,7 @@ def says_hello(one, other, **more):
 def test_what_a_site_will_never_send_is_not_waited_for(studies, tmp_path, step, sent, waits):
     c = studies["open"]
     aachen = member(c, 0)
-    transport = SitesTransport(c.sites[0], aachen, Outbox(4), tmp_path / "taken.jsonl")
+    transport = SitesTransport(c.sites[0], aachen, Outbox(4))
     aachen.inbox.restore(1, 3, frame(c, 3).sums())
     says_hello(member(c, 1, step=step, sent={0: sent}), aachen)
     assert transport._holds(8, [1], 0.0) == waits

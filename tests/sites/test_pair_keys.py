@@ -84,7 +84,7 @@ def test_a_stolen_home_without_the_run_key_does_not_give_a_secret(six, keys, tmp
     with pytest.raises(Refused, match="not the key that this site sent"):
         stolen._secret(0, 1)
     keys[0].forget()
-    with pytest.raises(Refused, match="is lost"):
+    with pytest.raises(Refused, match="is missing"):
         keys[0]._secret(0, 1)
     assert len(secret) == 32
 
@@ -171,10 +171,10 @@ def test_the_noise_of_sites_is_made_by_the_code_of_one_process_and_of_torchrun(s
     """The same keys and the same own noise give the same bytes, whoever brings the keys."""
     spec = spec_of(six, 0)
     noise, mechanisms = spec.noise, spec.protection.mechanisms
-    here = [Ends(noise.covariance.graph, range(i, i + 1)) for i in range(N)]
+    here = [Ends(noise.covariance.nodes, range(i, i + 1)) for i in range(N)]
     everything = {here[0].number((i, j)): keys[i]._secret(i, j) for i in range(N) for j in range(i + 1, N)}
     whole = pairwise._OfNodes(
-        noise, Ends(noise.covariance.graph, range(N)), mechanisms, Keyed(1), PairStreams(everything)
+        noise, Ends(noise.covariance.nodes, range(N)), mechanisms, Keyed(1), PairStreams(everything)
     )
     told = [{pair: everything[pair] for pair in map(ends.number, ends.pairs)} for ends in here]
     g = torch.zeros(N, D, dtype=torch.float32)

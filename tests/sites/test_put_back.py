@@ -25,7 +25,7 @@ from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.sites.canonical import canonical
 from privsgp.sites.protocol.frames import Rejected
-from privsgp.sites.protocol.gossip import Evidence, Gossip, Yours, process_text
+from privsgp.sites.protocol.gossip import Gossip, Yours, _Evidence, process_text
 from privsgp.sites.protocol.mailbox import Inbox, Outbox
 from privsgp.sites.run import _see_off, _take_up_links, wire
 from privsgp.sites.store import Store
@@ -87,8 +87,7 @@ def test_an_older_copy_is_noticed_by_sites_that_never_had_a_message_of_it(consor
 def test_a_site_that_knows_of_no_step_waits_for_who_may_know_of_one(three, tmp_path):
     """All it has was put back to before the run. Basel, which says hello first, was restarted; cork knows."""
     members = Gossip(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
-    log = tmp_path / "taken.jsonl"
-    transport = SitesTransport(three.sites[0], members, Outbox(2), log)
+    transport = SitesTransport(three.sites[0], members, Outbox(2))
     others = {i: Gossip(three.agreement, i, 1, three.agreement.sign(three.sites[i])) for i in (1, 2)}
     others[2].store.seen[0] = frame(three, 5, 0.5, source=0, target=2)
     members.learn(1, canonical(others[1].hello(0)))
@@ -107,8 +106,7 @@ def test_a_commit_that_is_taken_up_is_durable_before_its_messages_leave_again(th
     folder.path.mkdir()
     folder.prepare()
     members = Gossip(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
-    log = folder.path / "private" / "taken.jsonl"
-    transport = SitesTransport(three.sites[0], members, Outbox(2), log)
+    transport = SitesTransport(three.sites[0], members, Outbox(2))
     x, w = torch.ones(1, three.agreement.weights), torch.ones(1, dtype=torch.float64)
     memory = {f"links.{name}": [value] for name, value in transport.arrays().items()}
     checkpoint.save(folder.checkpoint, Progress(0, 0, 0.0, 0, ""), State(x, w, x), memory, three.agreement.run)
@@ -261,12 +259,12 @@ def test_a_process_that_its_site_did_not_sign_replaces_none(three, word):
 
 def transport_of(c, tmp_path, store=None, process=1):
     """Return a site that has met both others, and what it commits."""
-    inbox, log, committed = Inbox(c.agreement, 0, 2, store), tmp_path / "taken.jsonl", []
+    inbox, committed = Inbox(c.agreement, 0, 2, store), []
     members = signing(c, 0, process, inbox)
     for peer in (1, 2):
         other = Gossip(c.agreement, peer, 1, c.agreement.sign(c.sites[peer]))
         members.learn(peer, canonical(other.hello(0)))
-    transport = SitesTransport(c.sites[0], members, Outbox(2), log)
+    transport = SitesTransport(c.sites[0], members, Outbox(2))
     transport._wait = lambda _k: None
     return transport, committed
 
@@ -303,7 +301,7 @@ def test_a_copy_that_shows_during_a_commit_stops_the_message_that_was_committed(
     transport, _ = transport_of(three, tmp_path)
 
     def commit(*_):
-        transport.members.prove(Evidence(**frame(three, 0, 0.5, source=0, target=1).evidence()))
+        transport.members.prove(_Evidence(**frame(three, 0, 0.5, source=0, target=1).evidence()))
 
     x, w = torch.zeros(1, three.agreement.weights), torch.ones(1, dtype=torch.float64)
     with pytest.raises(Refused, match="another copy of this site"):
@@ -320,7 +318,7 @@ def test_what_a_site_sent_itself_does_not_stop_it(three, tmp_path):
     kept = Inbox(three.agreement, 0, 2, Store(three.agreement, 0, tmp_path / "own"))
     again = Gossip(three.agreement, 0, 2, three.agreement.sign(three.sites[0]), kept)
     for after in (-1, 0):
-        again.prove(Evidence(**transport.outbox.next(1, after).evidence()))
+        again.prove(_Evidence(**transport.outbox.next(1, after).evidence()))
     assert again.foreign is None
 
 

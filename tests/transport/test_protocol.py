@@ -34,9 +34,6 @@ class _Carrier(Transport):
     def arrays(self):
         return {"sums": self.sums}
 
-    def restart(self, _x, _w):
-        self.sums.zero_()
-
     def report(self):
         return {"carried": int(self.sums)}
 

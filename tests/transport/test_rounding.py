@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from privsgp import graph
 from privsgp.accounting.mechanisms import SampledMean, Shared
-from privsgp.accounting.pairwise import NoiseGraph
 from privsgp.accounting.sharing import solve
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused
@@ -166,11 +165,11 @@ def test_parts_change_no_bit(bits, monkeypatch):
 def test_noise_that_pairs_share_cancels_in_the_average(bits, local):
     """What is left in Σx is the nodes' own noise, at every width and for any number of local steps."""
     n, d = 6, 300
-    made = PairwiseNoise(solve((1.0,) * n, 4, 2.0, NoiseGraph(n), None), 4)
+    made = PairwiseNoise(solve((1.0,) * n, 4, 2.0, None), 4)
     links = EveryFew(graph.make("exponential", n), local)
     x, w, own = torch.zeros(n, d, dtype=torch.float64), torch.ones(n, dtype=torch.float64), torch.zeros(n, d).double()
     mixing = InProcess(links, x) if bits == 32 else transport(bits, links, x)
-    least, worth = made.covariance.graph.partners, made.covariance.effective(4)
+    least, worth = made.covariance.nodes - 1, made.covariance.effective(4)
     counted = [Shared(SampledMean(sigma=one, clip=1.0, batch=2, samples=9), 4, least) for one in worth]
     noise, source = made.of_nodes(range(n), counted, Keyed(5)), Keyed(5)
     for k in range(12):

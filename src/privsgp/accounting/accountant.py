@@ -59,7 +59,7 @@ class Disagreement(Refused):
 
 
 @dataclass(frozen=True)
-class Spent:
+class _Spent:
     """The guarantee for one sample: (ε, δ) under a relation, the accountant, and its assumptions in words.
 
     `epsilon` is `math.inf` where no finite bound is known; `rdp_epsilon` is the second opinion, never smaller.
@@ -86,12 +86,12 @@ class _Run:
         return all(isinstance(release, Sampled) and release.rate == 1 for release, _ in self.parts)
 
 
-def epsilon(mechanism: Mechanism, steps: int, delta: float, relation: Relation = "zero-out") -> Spent:
+def epsilon(mechanism: Mechanism, steps: int, delta: float, relation: Relation = "zero-out") -> _Spent:
     """Return the certified ε of `steps` releases at this δ.
 
     Guarantee: the node's messages of the whole run are (ε, δ)-differentially private under the relation, against an
     adversary who sees all of them and chooses everything else, adaptively.
-    Assumes: what `Spent.assumptions` says; the parameters were fixed before the run.
+    Assumes: what `_Spent.assumptions` says; the parameters were fixed before the run.
     """
     steps = check(steps, delta, relation)
     run = _run(mechanism, steps, relation)
@@ -100,7 +100,7 @@ def epsilon(mechanism: Mechanism, steps: int, delta: float, relation: Relation =
     else:
         value, second = _counted(run, mechanism, steps, delta, relation)
     words = assumptions(mechanism, steps, relation)
-    return Spent(float(min(value, second)), delta, relation, "certified", second, words)
+    return _Spent(float(min(value, second)), delta, relation, "certified", second, words)
 
 
 def profile(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -> Curve:
@@ -259,8 +259,8 @@ def _bases(mechanism: Mechanism, steps: int) -> list[tuple[Mechanism, int]]:
         case Summed():  # a sample moves the sum of n messages as it moves its node's own; the noise there is √n σ
             noise = math.sqrt(mechanism.nodes)
             return [(base.with_sigma(noise * base.sigma), n) for base, n in _bases(mechanism.base, steps)]
-        case PersonLevel():  # sites with noise of their own compose; for those that share it see `_together`
-            apart = mechanism.sites if mechanism.shared is None else 1
+        case PersonLevel():  # sites with noise of their own compose; for others see `_together`
+            apart = mechanism.sites if mechanism.apart else 1
             return [(base, apart * n) for base, n in _bases(mechanism.base, steps)]
         case Composed():
             return [pair for part, count in mechanism.parts for pair in _bases(part, steps * count)]
@@ -290,7 +290,7 @@ def _linked(mechanism: Mechanism, relation: Relation) -> int:
     That is so if sites share noise and a person is drawn by coins: for SAGA, for replaced persons and for many sites.
     """
     person = mechanism.person
-    if person is None or person.shared is None:
+    if person is None or person.apart:
         return 1
     releases = [_KINDS[type(base)](base, replace=False) for base, _ in _bases(person.base, 1)]
     if relation == "zero-out" and person.sites <= MOST_SITES:
@@ -302,7 +302,7 @@ def _linked(mechanism: Mechanism, relation: Relation) -> int:
 
 def _together(release: Release, person: PersonLevel | None) -> Release:
     """Return a release of one site as that of all sites of a person which share noise."""
-    if person is None or person.shared is None or person.sites == 1:
+    if person is None or person.apart or person.sites == 1:
         return release
     assert isinstance(release, Sampled)  # noqa: S101 - `_linked`
     if release.rate == 1:

@@ -43,8 +43,8 @@ def epsilon(mechanism: Mechanism, steps: int, delta: float, relation: Relation, 
     match mechanism:
         case Shared() | Summed() | PersonLevel():  # the sum of n messages has √n times the noise of one
             summed = math.sqrt(mechanism.nodes) if isinstance(mechanism, Summed) else 1.0
-            # Of a person at several sites that share noise this looks at one site alone.
-            sites = mechanism.sites if isinstance(mechanism, PersonLevel) and mechanism.shared is None else 1
+            # Of a person at several sites that share noise, or whose sum is seen, this looks at one site alone.
+            sites = mechanism.sites if isinstance(mechanism, PersonLevel) and mechanism.apart else 1
             return epsilon(mechanism.base, sites * steps, delta, relation, noise * summed)
         case Wrapper():
             raise Refused(f"mechanism = {type(mechanism).__name__}", "no lower bound is known for it")

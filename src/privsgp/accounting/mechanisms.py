@@ -455,7 +455,7 @@ class PersonLevel(Wrapper):
 
     ε is that of a person who has rows at `sites` sites like this one. With shared noise, `correlation` bounds what one
     site's message shows about another's: the matrix M of privacy.md has entries of at most `correlation` · μ² outside
-    its diagonal. 1 is always safe; for equal sites it is 1 − 1/ρ.
+    its diagonal. 1 is always safe; for equal sites it is 1 − 1/ρ. In a sum of messages shifts add up: there it is 1.
     """
 
     keys: ClassVar[dict[str, str]] = {
@@ -466,6 +466,11 @@ class PersonLevel(Wrapper):
     sites: From1 = 1
     correlation: Annotated[float, Field(ge=0, le=1)] = 1.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seen_together > 1 and self.correlation < 1:
+            raise Refused(f"correlation = {self.correlation} of messages that are seen as a sum", "take 1")
+
     @property
     def person(self) -> PersonLevel:
         """Itself."""
@@ -475,6 +480,11 @@ class PersonLevel(Wrapper):
     def unit(self) -> str:
         """The unit that ε protects, in words."""
         return f"one person, up to {self.rows} row{'s' if self.rows > 1 else ''}"
+
+    @property
+    def apart(self) -> bool:
+        """Whether the person's sites have noise of their own, and each of their messages is seen: then they compose."""
+        return self.shared is None and self.seen_together == 1
 
     @property
     def together(self) -> float:

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from privsgp.accounting.mechanisms import Mechanism, Shared
 
     Array = npt.NDArray[np.float64]
-    Pair = tuple[int, int]
 
 DOWN = 1e-9  # by which a computed σ_eff is rounded down, relatively
 _AGREE = 1e-10  # how far two computations of one variance may lie apart, for each unit of the matrix's condition
@@ -42,47 +39,30 @@ _POINTS = 12  # of a trust curve
 
 
 @dataclass(frozen=True)
-class NoiseGraph:
-    """The pairs of n nodes, all of which share noise."""
-
-    nodes: int
-
-    def __post_init__(self) -> None:
-        if self.nodes < 2:
-            raise Refused(f"pairwise noise for {self.nodes} node", "take at least 2 nodes: pairs of nodes share noise")
-
-    @property
-    def partners(self) -> int:
-        """The number of nodes that a node shares noise with."""
-        return self.nodes - 1
-
-    @cached_property
-    def pairs(self) -> list[Pair]:
-        """All pairs (i, j), i < j, in order: sums of noise are formed in this order at every node."""
-        return list(combinations(range(self.nodes), 2))
-
-
-@dataclass(frozen=True)
 class PairwiseCovariance:
-    """The covariance of all nodes' noise: variances of n p_i ξ_i, `own` D_i of each node and `pair` s² of each pair."""
+    """The covariance of all nodes' noise: variances of n p_i ξ_i, `own` D_i of each node and `pair` s² of each pair.
 
-    graph: NoiseGraph
+    Every node shares noise with every other one.
+    """
+
     own: tuple[float, ...]
     pair: float
     weights: tuple[float, ...] | None = None  # p_i; None: all alike
 
     def __post_init__(self) -> None:
         values = (*self.own, self.pair)
-        if len(self.own) != self.graph.nodes or not all(0 <= v < math.inf for v in values):
-            raise Refused(
-                f"own variances {self.own} and pair variance {self.pair} for {self.graph.nodes} nodes",
-                "give one finite variance, 0 or more, for each node",
-            )
+        if not all(0 <= v < math.inf for v in values):
+            raise Refused(f"own variances {self.own} and pair variance {self.pair}", "give finite variances, 0 or more")
+
+    @property
+    def nodes(self) -> int:
+        """The number n of nodes."""
+        return len(self.own)
 
     @property
     def steps(self) -> list[float]:
         """By how much each node's step is multiplied: n p_i."""
-        return [1.0] * self.graph.nodes if self.weights is None else [self.graph.nodes * p for p in self.weights]
+        return [1.0] * self.nodes if self.weights is None else [self.nodes * p for p in self.weights]
 
     @property
     def own_sigma(self) -> list[float]:
@@ -97,17 +77,17 @@ class PairwiseCovariance:
     @property
     def message_sigma(self) -> list[float]:
         """The standard deviation of all noise in each node's message."""
-        k = self.graph.partners
+        k = self.nodes - 1
         return [math.sqrt(D + k * self.pair) / step for D, step in zip(self.own, self.steps, strict=True)]
 
     @property
     def average_sigma(self) -> float:
         """The standard deviation of the noise in the (weighted) average of all nodes' steps: the nodes' own is left."""
-        return math.sqrt(math.fsum(self.own)) / self.graph.nodes
+        return math.sqrt(math.fsum(self.own)) / self.nodes
 
     def left(self, needed: Sequence[float]) -> float:
         """Return the average's noise beside what it would be if each node added, on its own, what it needs."""
-        n = self.graph.nodes
+        n = self.nodes
         parts = zip(self.weights or [1 / n] * n, needed, strict=True)
         return self.average_sigma / math.sqrt(math.fsum((p * sigma) ** 2 for p, sigma in parts))
 
@@ -124,8 +104,8 @@ class PairwiseCovariance:
         each i in H, so that what a coalition of all others sees of i is post-processing of g_i + N(0, σ_eff,i² I).
         Assumes: the honest nodes' noise is ideal, fresh at every release, and theirs alone.
         """
-        if not 1 <= honest <= self.graph.nodes:
-            raise Refused(f"honest = {honest} of {self.graph.nodes} nodes", "take 1 to n, the node itself included")
+        if not 1 <= honest <= self.nodes:
+            raise Refused(f"honest = {honest} of {self.nodes} nodes", "take 1 to n, the node itself included")
         variances = _worst(self, honest)
         return [math.sqrt(v) * (1 - DOWN) / step for v, step in zip(variances, self.steps, strict=True)]
 
@@ -137,7 +117,7 @@ class PairwiseCovariance:
         what is returned and μ the largest shift of these nodes in units of their σ_eff.
         """
         order = np.argsort(self.own, kind="stable")
-        own, n = np.array(self.own)[order], self.graph.nodes
+        own, n = np.array(self.own)[order], self.nodes
         moved = (np.array(self.steps) * shifts)[order]
         mu = (np.array(shifts) / self.effective(honest))[order]
         i, j = np.triu_indices(n, 1)
@@ -165,7 +145,7 @@ class PairwiseCovariance:
     def scaled(self, factor: float) -> PairwiseCovariance:
         """Return the same with all variances multiplied: every σ_eff² is then multiplied as well."""
         own = tuple(factor * D for D in self.own)
-        return PairwiseCovariance(self.graph, own, factor * self.pair, self.weights)
+        return PairwiseCovariance(own, factor * self.pair, self.weights)
 
     def to_json(self, honest: int) -> dict[str, Any]:
         """Return plain values; one number where all nodes are alike."""
@@ -241,4 +221,4 @@ def trust_curve(
     def at(h: int) -> Mechanism:
         return replace(shared.with_sigma(covariance.effective(h)[node]), honest=h)
 
-    return [(h, epsilon(at(h))) for h in looked_at(covariance.graph.nodes, shared.honest)]
+    return [(h, epsilon(at(h))) for h in looked_at(covariance.nodes, shared.honest)]

@@ -125,7 +125,7 @@ class _Loss(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Composed:
+class _Curve:
     """The curve of a whole run: the worse of its two directions."""
 
     losses: tuple[_Loss, _Loss]
@@ -156,7 +156,7 @@ class _Dots:
     backward: NDArray[np.float64]
 
 
-def compose(parts: Sequence[tuple[_Profile, int]], delta: float = 1.0) -> Composed:
+def compose(parts: Sequence[tuple[_Profile, int]], delta: float = 1.0) -> _Curve:
     """Return the curve of all parts together, each `count` times, sharpest around `delta`.
 
     Guarantee: an upper bound of the hockey stick of any adaptive composition of releases dominated by the profiles
@@ -170,7 +170,7 @@ def compose(parts: Sequence[tuple[_Profile, int]], delta: float = 1.0) -> Compos
         dots = [_evaluate(profile, interval, scale.top) for (profile, _), scale in zip(parts, scales, strict=True)]
         ahead, back = (_losses(interval, dots, counts, delta, reverse=reverse) for reverse in (False, True))
         if ahead is not None and back is not None:
-            return Composed((ahead, back))
+            return _Curve((ahead, back))
         interval *= 2
 
 

@@ -53,7 +53,7 @@ def in_a_row(mechanism: Mechanism, relation: Relation) -> int:
     patterns is used for up to three sites, a person taken out, and no table of SAGA that remembers coins.
     """
     pairs = 2 if in_pairs(mechanism, relation) else 1
-    if not isinstance(mechanism, PersonLevel) or mechanism.shared is None:
+    if not isinstance(mechanism, PersonLevel) or mechanism.apart:
         return pairs
     proved = relation == "zero-out" and mechanism.weighted is None and mechanism.sites <= 3
     return pairs if proved or not _by_coins(mechanism.base) else pairs * mechanism.sites
@@ -74,7 +74,7 @@ def renyi(mechanism: Mechanism, steps: int, relation: Relation) -> rdp.Renyi:
     """Return the Rényi curve of `steps` releases, that of one zero-out or site where these are counted `in_a_row`."""
     sides = 2 if relation == "replace-one" and not in_pairs(mechanism, relation) else 1
     person = mechanism.person
-    several = person is not None and person.shared is not None and in_a_row(mechanism, relation) < person.sites
+    several = person is not None and not person.apart and in_a_row(mechanism, relation) < person.sites
     return rdp.Renyi(_all(mechanism, steps, sides, person=person if several else None))
 
 
@@ -104,7 +104,7 @@ def _changed(wrapper: Wrapper) -> tuple[int, float]:
             return 1, 1.0
         case Summed():  # variances of independent noise add up
             return 1, math.sqrt(wrapper.nodes)
-        case PersonLevel(shared=None):  # s sites, each with noise of its own
+        case PersonLevel(apart=True):  # s sites, each with noise of its own
             return wrapper.sites, 1.0
         case PersonLevel():  # all sites of a person at once, or one after the other
             return 1, 1.0

@@ -49,7 +49,7 @@ REACH = 10.5  # standard deviations of each Gaussian that the grid covers; Φ(�
 LARGEST_LOSS = 600.0  # exp(600) is still a double
 
 
-class Shape(NamedTuple):
+class _Shape(NamedTuple):
     """|u|², ⟨u, c⟩ and |c|², in units of G."""
 
     u2: float
@@ -79,17 +79,17 @@ class Geometry:
         """R = min(C, 2G)/G: a difference of two gradients is never longer than 2G."""
         return min(self.ratio, 2.0)
 
-    def shape(self, place: float) -> Shape:
+    def shape(self, place: float) -> _Shape:
         """Return the shape at a place of the path."""
         c2 = (self.reach * min(place, 1.0)) ** 2
         t2 = 1 - (max(place, 1.0) - 1) * (1 - (1 - self.reach) ** 2)
-        return Shape(1.0, (1 + c2 - t2) / 2, c2)
+        return _Shape(1.0, (1 + c2 - t2) / 2, c2)
 
-    def at(self, shape: Shape, epsilon: NDArray[np.float64], *, backward: bool) -> NDArray[np.float64]:
+    def at(self, shape: _Shape, epsilon: NDArray[np.float64], *, backward: bool) -> NDArray[np.float64]:
         """Return H_ε(P‖Q), or H_ε(Q‖P), of the pair of this shape."""
         return _divergence(self.rate, *self.shifts(shape), epsilon, backward=backward)
 
-    def shifts(self, shape: Shape) -> tuple[float, float, float]:
+    def shifts(self, shape: _Shape) -> tuple[float, float, float]:
         """Return s0 and s1 along c, and what both have across it, in units of σ."""
         length = math.sqrt(shape.c2)
         along = shape.uc / length if length else 0.0
@@ -98,13 +98,13 @@ class Geometry:
         drawn = self.shift * (along + self.odds * length)
         return self.shift * (along - length), drawn, self.shift * math.sqrt(across)
 
-    def above(self, start: float, stop: float, rho: float) -> Shape:
+    def above(self, start: float, stop: float, rho: float) -> _Shape:
         """Return a shape at least as bad as every one on a piece of the path that does not cross the corner."""
         first, last = self.shape(start), self.shape(stop)
         length, bend = (last.c2 - first.c2, 1.0) if stop <= 1 else (2 * (last.uc - first.uc), 0.0)
         square = length / (4 * abs(rho) * (1 + bend * rho))
         base = last if rho > 0 else first
-        return Shape(base.u2 + square * rho**2, base.uc - square * rho, base.c2 + square)
+        return _Shape(base.u2 + square * rho**2, base.uc - square * rho, base.c2 + square)
 
     def outline(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the larger hockey stick of a few pairs that occur: quick, and a little below the supremum."""
@@ -149,7 +149,7 @@ class Geometry:
         return worst
 
     def _slopes(
-        self, shape: Shape, epsilon: NDArray[np.float64], *, backward: bool
+        self, shape: _Shape, epsilon: NDArray[np.float64], *, backward: bool
     ) -> Iterator[tuple[float, NDArray[np.bool_]]]:
         """Guess where ρ lies when f = e^{±ε}, to a power of two: any guess is valid, a good one is cheap."""
         spread = (self.scale - self.rate) * self.shift * math.sqrt(shape.c2) / self.rate / 2

@@ -16,7 +16,7 @@ from scipy import optimize
 from privsgp.accounting import accountant
 from privsgp.accounting.accountant import Disagreement
 from privsgp.accounting.mechanisms import Shared
-from privsgp.accounting.pairwise import DOWN, NoiseGraph, PairwiseCovariance, trust_curve
+from privsgp.accounting.pairwise import DOWN, PairwiseCovariance, trust_curve
 from privsgp.errors import Refused
 from privsgp.files import finite
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 class Sharing:
     """Nodes that are all alike and share noise: what a plan asks about."""
 
-    graph: NoiseGraph
+    nodes: int
     honest: int
 
     def solved(self, sigma: float, ratio: float) -> PairwiseCovariance:
         """Return the noise that is worth σ."""
-        return solve([sigma] * self.graph.nodes, self.honest, ratio, self.graph)
+        return solve([sigma] * self.nodes, self.honest, ratio)
 
     def counted(self, mechanism: Mechanism, covariance: PairwiseCovariance) -> Shared:
         """Return the mechanism as it is counted with this noise."""
         if mechanism.coordinates:
             covariance.refuse_large_pairs()
         sigma, least = covariance.effective(self.honest)[0], min(covariance.own_sigma)
-        return Shared(mechanism.with_sigma(sigma), self.honest, self.graph.partners, least)
+        return Shared(mechanism.with_sigma(sigma), self.honest, self.nodes - 1, least)
 
     def summary(
         self,
@@ -60,12 +60,12 @@ class Sharing:
             return accountant.epsilon(unit(at), steps, delta, relation).epsilon
 
         curve = [[h, finite(e)] for h, e in trust_curve(covariance, 0, mechanism, epsilon)]
-        shown = {"trust": "honest sites", "nodes": self.graph.nodes, "honest": self.honest}
+        shown = {"trust": "honest sites", "nodes": self.nodes, "honest": self.honest}
         return shown | covariance.to_json(self.honest) | {"curve": curve}
 
 
 def solve(
-    needed: Sequence[float], honest: int, ratio: float, graph: NoiseGraph, weights: Sequence[float] | None = None
+    needed: Sequence[float], honest: int, ratio: float, weights: Sequence[float] | None = None
 ) -> PairwiseCovariance:
     """Return pairwise noise with which each node's σ_eff is at least what it needs before n − h colluding nodes.
 
@@ -75,25 +75,28 @@ def solve(
 
     Guarantee: `effective(honest)` of what is returned is at least `needed`, node by node.
     """
-    refuse_impossible(graph, honest, ratio)
+    n = len(needed)
+    _refuse_impossible(n, honest, ratio)
     if not all(0 < sigma < math.inf for sigma in needed):
         raise Refused(f"σ = {list(needed)}", "every node needs noise, a finite σ above 0")
-    steps = [1.0] * graph.nodes if weights is None else [graph.nodes * p for p in weights]
+    steps = [1.0] * n if weights is None else [n * p for p in weights]
     needed = [float(sigma) for sigma in needed]
     least = np.array([(step * sigma) ** 2 for step, sigma in zip(steps, needed, strict=True)])
     own, s2 = _equal(float(least.max()), honest, ratio)
-    found = PairwiseCovariance(graph, (own,) * graph.nodes, s2, None if weights is None else tuple(weights))
+    found = PairwiseCovariance((own,) * n, s2, None if weights is None else tuple(weights))
     if least.min() < least.max():
         found = _cheapest(found, least, honest, ratio)
     return _enough(found, needed, honest)
 
 
-def refuse_impossible(graph: NoiseGraph, honest: int, ratio: float) -> None:
+def _refuse_impossible(nodes: int, honest: int, ratio: float) -> None:
     """Refuse numbers for which no pairwise noise protects anybody."""
-    if not 2 <= honest <= graph.nodes:
+    if nodes < 2:
+        raise Refused(f"pairwise noise for {nodes} node", "take at least 2 nodes: pairs of nodes share noise")
+    if not 2 <= honest <= nodes:
         raise Refused(
-            f"privacy.honest = {honest} of {graph.nodes} nodes",
-            f"take 2 to {graph.nodes}, the site itself included, or privacy.noise = 'independent' to trust nobody",
+            f"privacy.honest = {honest} of {nodes} nodes",
+            f"take 2 to {nodes}, the site itself included, or privacy.noise = 'independent' to trust nobody",
         )
     if not 1 < ratio < math.inf:
         raise Refused(f"privacy.pair_ratio = {ratio:g}", "take a number above 1; 1 would be independent noise")
@@ -127,7 +130,7 @@ def _cheapest(start: PairwiseCovariance, least: Array, h: int, ratio: float) -> 
     tried = [optimize.minimize(price, x0, method="Nelder-Mead", options={"xatol": 1e-4}) for x0 in (first, second)]
     best = min(tried, key=lambda one: float(one.fun))
     common, s2 = np.exp(best.x)
-    cheap = PairwiseCovariance(start.graph, tuple(given(common, s2).tolist()), float(s2), start.weights)
+    cheap = PairwiseCovariance(tuple(given(common, s2).tolist()), float(s2), start.weights)
     return cheap if best.fun < price(first) else start
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _OWN: dict[str, type[Algorithm]] = {a.name: a for a in (SGP, PrivSGP, PrivSGPVR, PrivSGPSAG)}
 
 
-class Methods(Mapping[str, type[Algorithm]]):
+class _Methods(Mapping[str, type[Algorithm]]):
     """Names in the order in which they are shown; a lookup may import."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Methods(Mapping[str, type[Algorithm]]):
         self._registered[algorithm.name] = algorithm
 
 
-ALGORITHMS = Methods()
+ALGORITHMS = _Methods()
 
 
 def register(algorithm: type[Algorithm]) -> type[Algorithm]:

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.gradients import PerSample
-    from privsgp.gradients.tables.table import Table
+    from privsgp.gradients.table import Table
 
 
 _PIECE = 1 << 18  # numbers of a mean that are moved at once: what they need stays in a core's cache
 _LOG = logging.getLogger(__name__)
 
 
-class TableOptions(Options):
+class _TableOptions(Options):
     """A table of gradients: what it starts from, and how it is kept."""
 
     table: Literal["factored", "dense"] = option("factored", "what is kept of a gradient: its factors, or all of it")
@@ -39,7 +39,7 @@ class TableOptions(Options):
     table_dtype: Literal["float32", "bfloat16"] | None = option(None, "precision of entries; left out: engine.dtype")
 
 
-class SagaOptions(TableOptions):
+class SagaOptions(_TableOptions):
     """SAGA's estimator."""
 
     difference_clip: Positive | None = option(
@@ -65,10 +65,10 @@ def init_table(block: Block, settings: Settings, z: Tensor) -> Table:
     The entries are never released as they are; only the noised mean is.
     """
     from privsgp.gradients.rounding import CHUNK
-    from privsgp.gradients.tables.table import fill
+    from privsgp.gradients.table import fill
 
     table = empty_table(block, settings, z)
-    if settings.own(TableOptions).table_init == "gradients":
+    if settings.own(_TableOptions).table_init == "gradients":
         samples = _samples(block, z)
         _LOG.info("table: the gradients of %s samples at x⁰ come first", f"{sum(samples.tolist()):,}")
         fill(table, _gradients(block, table, z), samples, rows=block.rows, chunk=CHUNK)
@@ -86,7 +86,7 @@ def restore_table(block: Block, table: Table, z: Tensor) -> None:
     With seeded noise there is nothing to protect, and the mean keeps its bits.
     """
     from privsgp.gradients.rounding import CHUNK
-    from privsgp.gradients.tables.table import restore
+    from privsgp.gradients.table import restore
 
     like = _gradients(block, table, z)  # their factors show which form entries have; z does not matter
     radius = block.mechanisms[0].radius
@@ -101,9 +101,9 @@ def _samples(block: Block, z: Tensor) -> Tensor:
 
 def empty_table(block: Block, settings: Settings, z: Tensor) -> Table:
     """Return a table of zeros."""
-    from privsgp.gradients.tables.table import make_table
+    from privsgp.gradients.table import make_table
 
-    o = settings.own(TableOptions)
+    o = settings.own(_TableOptions)
     padding = torch.full((z.shape[0], 1), block.rows, device=z.device)
     example = block.gradients(z, Drawn(padding, torch.zeros_like(padding, dtype=torch.bool)))
     dtype: torch.dtype | None = None if o.table_dtype is None else getattr(torch, o.table_dtype)
@@ -204,7 +204,7 @@ class PrivSGPSAG(TablePushSum):
     """
 
     name: ClassVar[str] = "privsgp-sag"
-    Options: ClassVar[type[Options]] = TableOptions
+    Options: ClassVar[type[Options]] = _TableOptions
 
     @staticmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:

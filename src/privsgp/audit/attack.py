@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -333,11 +334,6 @@ class _Told:
         self.source, self.columns = source, columns
         self.numbers: dict[tuple[int, int], Tensor] = {}  # by pair and step
 
-    @property
-    def secret(self) -> bool:
-        """As the source's."""
-        return self.source.secret
-
     def fill_normal(self, out: Tensor, nodes: Sequence[int], step: int) -> None:
         """Fill as the source does, and keep what the canaries' columns are."""
         self.source.fill_normal(out, nodes, step)
@@ -350,7 +346,7 @@ class _Collusion:
 
     def __init__(self, covariance: PairwiseCovariance, honest: int, told: _Told) -> None:
         self.covariance, self.told = covariance, told
-        self._sets = [worst(covariance, i, honest) for i in range(covariance.graph.nodes)]
+        self._sets = [worst(covariance, i, honest) for i in range(covariance.nodes)]
         self._guesses = [_regression(covariance, H) for H in self._sets]
         self._squares: list[float] = []
         self._count = 0
@@ -379,9 +375,9 @@ class _Collusion:
         """Return what a node shares with the coalition, as it adds it (times n p)."""
         size = float(np.sqrt(self.covariance.pair))
         total: Tensor | None = None
-        for pair in self.covariance.graph.pairs:
+        for pair in combinations(range(self.covariance.nodes), 2):
             if node in pair and (pair[0] not in honest or pair[1] not in honest):
-                number = self.told.numbers[pair[0] * self.covariance.graph.nodes + pair[1], step].cpu()
+                number = self.told.numbers[pair[0] * self.covariance.nodes + pair[1], step].cpu()
                 part = number * (size if pair[0] == node else -size)
                 total = part if total is None else total + part
         return torch.zeros(()) if total is None else total
@@ -389,7 +385,7 @@ class _Collusion:
 
 def worst(covariance: PairwiseCovariance, node: int, honest: int) -> list[int]:
     """Return the honest nodes that leave a node the least, itself first: those with the least noise of their own."""
-    others = [j for j in range(covariance.graph.nodes) if j != node]
+    others = [j for j in range(covariance.nodes) if j != node]
     return [node, *sorted(others, key=lambda j: (covariance.own[j], j))[: honest - 1]]
 
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from privsgp.data import same_records
 from privsgp.data import schema as schemas
+from privsgp.data.persons import NAMES
 from privsgp.data.schema import MISSING, YesNo
 from privsgp.data.schema_text import written
-from privsgp.data.tables import NAMES, as_number
+from privsgp.data.tables import as_number
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:

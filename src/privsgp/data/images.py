@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from privsgp import devices
+from privsgp.data.persons import Named, PersonOptions, named
 from privsgp.errors import Refused
 from privsgp.files import opened
 from privsgp.options import Count, Options, option
@@ -52,6 +53,12 @@ def read_images(folder: Path, options: ImageOptions) -> tuple[NDArray[np.uint8],
     """Read a folder's images [N, C, H, W] and the numbers of their classes, in the order of their names."""
     paths = _labelled(folder, options.labels)
     return _images(folder, [path for path, _ in paths], options), np.array([number for _, number in paths], np.int64)
+
+
+def persons_of_images(folder: Path, options: ImageOptions, persons: PersonOptions) -> Named:
+    """Return the persons in the names of a folder's images."""
+    names = [persons.in_file_name(path.name) for path, _ in _labelled(folder, options.labels)]
+    return named(names, None, ("",), f"{folder}, by the pattern {persons.person!r}")
 
 
 def _labelled(folder: Path, labels: list[str]) -> list[tuple[Path, int]]:

@@ -17,7 +17,7 @@ from privsgp.data import tables
 from privsgp.data.dataset import Dataset, Task, from_arrays, pool, settle, with_tests
 from privsgp.data.files import read_npz
 from privsgp.data.hashes import hashes
-from privsgp.data.images import ImageOptions, class_folders, read_bare_images, read_images
+from privsgp.data.images import ImageOptions, class_folders, persons_of_images, read_bare_images, read_images
 from privsgp.data.persons import Named, PersonOptions, grouped, named
 from privsgp.data.published import PUBLISHED, data_folder
 from privsgp.data.same_records import in_common
@@ -155,7 +155,7 @@ def _checked(found: Found, where: str, task: Task, form: Form) -> LoadedData:
 def by_person(dataset: Dataset, found: Named | None, options: PersonOptions) -> tuple[Dataset, list[str]]:
     """Return the rows that are used, ordered by person, and what was cut, for the site's own eyes."""
     if found is None:
-        remedy = "data.person is for tables and .npz files: leave it out, or bring one of these"
+        remedy = "leave data.person out, or bring a file that says it"
         raise Refused(f"{dataset.name} does not say whose its rows are", remedy)
     most, made = options.rows_per_person, grouped(dataset, found, options)
     several = f"{dataset.name}: {made[1]:,} persons have more than {most} rows, and {most} of each are used"
@@ -166,10 +166,11 @@ def read_arrays(path: Path, form: Form, *, labelled: bool = True, own: bool = Fa
     """Return what a file or folder holds. Without `labelled` targets need not be there."""
     if form.text is not None and path.suffix in TEXTS:
         labels = form.text.labels
-        x, y = read_texts(path, form.text, labelled=labelled)
-        return Found(x, y, classes=None if labels is None else len(labels))
+        texts = read_texts(path, form.text, labelled=labelled, persons=form.persons, own=own)
+        count = None if labels is None else len(labels)
+        return Found(texts.x, texts.y, classes=count, told=texts.told, named=texts.named)
     if path.is_dir() or (form.images is not None and path.suffix != ".npz"):
-        return _read_images(path, form.images, labelled=labelled)
+        return _read_images(path, form, labelled=labelled)
     if is_table(path.name):
         schema = _needed(form.schema, str(path))
         persons = form.persons if labelled else None
@@ -198,14 +199,15 @@ def _encoded(table: tables.Table, schema: Schema, where: str) -> Found:
     )
 
 
-def _read_images(path: Path, images: ImageOptions | None, *, labelled: bool) -> Found:
-    if images is None:
+def _read_images(path: Path, form: Form, *, labelled: bool) -> Found:
+    if (images := form.images) is None:
         there = ", ".join(f'"{name}"' for name in class_folders(path)[:8])
         remedy = f"for images say [data.images] labels = [{there}]; store arrays with numpy.savez(path, x=…, y=…)"
         raise Refused(f"data: {path} is a folder", remedy)
     if not labelled:
         return Found(read_bare_images(path, images))
-    return Found(*read_images(path, images), classes=len(images.labels))
+    whose = None if form.persons is None else persons_of_images(path, images, form.persons)
+    return Found(*read_images(path, images), classes=len(images.labels), named=whose)
 
 
 def _needed(schema: Schema | None, where: str) -> Schema:

@@ -8,6 +8,7 @@ what goes on is a hash of it, for the budget book alone.
 from __future__ import annotations
 
 import hashlib
+import re
 import unicodedata
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -16,6 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from privsgp.data.dataset import Dataset, PersonRows
+from privsgp.data.schema_text import toml_value
 from privsgp.errors import Refused
 from privsgp.options import Options, option
 
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _DIGITS = 40  # of an identifier that is a number: with more it is a text
+_DATE = re.compile(r"\s*(\d{4})-(\d\d)-(\d\d)(?:[T ].*)?")
+_ROWS_OF_A_NAME = 20  # on average, in a column that is taken for names of persons whatever it is called
+NAMES = re.compile(  # what columns that name persons are often called
+    r"(?i)^(.*[_ .-])?(id|pid|mrn|uid)$|^(patient|subject|person|participant)s?([_ .-]?(id|no|nr|number|code))?$"
+)
 MOST = 64  # rows of a person: the rounding bound of their sum is known up to there (docs/proofs/rounding.md)
 
 
@@ -32,7 +39,9 @@ class PersonOptions(Options):
     """Which rows belong to one person, and which of them are used."""
 
     person: str | None = option(
-        None, "the column, or the array of an .npz file, that says whose row it is: ε is then for a person"
+        None,
+        "the column, key or array that says whose row it is, for images a pattern of file names like "
+        '"{person}_*.png": ε is then for a person',
     )
     rows_per_person: Annotated[int, Field(ge=1, le=MOST)] | None = option(
         None, "m: how many rows of a person are used at most"
@@ -41,6 +50,12 @@ class PersonOptions(Options):
         "random", "which rows of a person with more are used: by a hash of the row, or the latest by rows_date"
     )
     rows_date: str | None = option(None, "the column with dates (2026-01-31) or numbers: the latest is the largest")
+
+    def in_file_name(self, name: str) -> str:
+        """Return the person in the name of a file, by the pattern `person`; "" where the name is another."""
+        parts = (re.escape(part).replace(r"\*", ".*") for part in (self.person or "").split("{person}"))
+        found = re.fullmatch("(.+?)".join(parts), name)
+        return found[1] if found else ""
 
 
 class Named(NamedTuple):
@@ -59,12 +74,31 @@ def named(given: Any, dates: Any, missing: Sequence[str], where: str) -> Named: 
     if (nobody := [i for i, name in enumerate(names) if name in missing]) != []:
         raise nameless(where, nobody[0], len(nobody))
     try:
-        known = None if dates is None else np.asarray(dates, np.float64)
+        known = None if dates is None else np.array([_number(date) for date in np.asarray(dates).tolist()])
     except (TypeError, ValueError):
         known = np.array([np.nan])
     if known is not None and not np.isfinite(known).all():
-        raise Refused(f"{where}: a date is no number", "give each row one, or take rows_choice = 'random'")
+        raise Refused(f"{where}: a date is none", "write 2026-01-31 or a number, or take rows_choice = 'random'")
     return Named(names, known)
+
+
+def _number(date: object) -> float:
+    """Return a date as a number that grows with it: the day alone, 20260131, or a number as it is."""
+    day = _DATE.fullmatch(text := str(date))
+    return float("".join(day.groups()) if day else text)
+
+
+def repeats(name: str, count: int, rows: int) -> bool:
+    """Tell whether a column with so many different values may name persons with several rows."""
+    return count < rows and (count >= rows / _ROWS_OF_A_NAME or NAMES.search(name) is not None)
+
+
+def warning(name: str, count: int, rows: int) -> str:
+    """Say that a column may name persons, where nobody asked whose rows they are."""
+    return (
+        f"column {name!r} has {count:,} names for {rows:,} rows. ε is for a row: a person with several rows "
+        f"has less protection. If it names persons, write: [data] person = {toml_value(name)}, rows_per_person = …"
+    )
 
 
 def canonical(name: str) -> str:

@@ -68,7 +68,17 @@ Listed = Annotated[list[Text], AfterValidator(_once_each)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
-class Scaled(Options):
+class _Extended(Options):
+    """Keys that older releases do not have are omitted if they are not given: hashes of older schemas stay the same."""
+
+    newer: ClassVar[tuple[str, ...]] = ("balance", "bins", "drafted")
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in written(self).items() if key not in self.newer or value is not None}
+
+
+class Scaled(_Extended):
     """A number on a public scale: `range` becomes −1 … 1, or `centre` 0 and `centre + scale` 1."""
 
     range: Annotated[list[Finite], Field(min_length=2, max_length=2)] | None = option(
@@ -111,6 +121,9 @@ class Number(Scaled):
     """A column of numbers."""
 
     type: Literal["number"]
+    bins: Annotated[list[Finite], Field(min_length=1, max_length=100)] | None = option(
+        None, "rising public edges between the bins of model.name = 'additive'"
+    )
     missing: Finite | None = option(None, "what a missing value becomes, with an indicator; left out: it is refused")
 
     @model_validator(mode="after")
@@ -118,6 +131,8 @@ class Number(Scaled):
         if self.range is None and self.centre is None:
             raise Refused("a column of numbers has no range", "give range = [smallest, largest], or centre and scale")
         low, high = self.limits
+        if self.bins is not None and not all(a < b for a, b in pairwise([low, *self.bins, high])):
+            raise Refused(f"bins = {self.bins}", f"give rising edges between {low:g} and {high:g}")
         if self.missing is not None and not low <= self.missing <= high:
             raise Refused(f"missing = {self.missing:g}", f"take a number from {low:g} to {high:g}")
         return self
@@ -189,11 +204,6 @@ class Target(Scaled):
         """The columns that it is read from."""
         return [self.column]
 
-    @model_serializer(mode="wrap")
-    def _as_before(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit `balance` if it is not given: hashes of older schemas stay the same."""
-        return {key: value for key, value in written(self).items() if key != "balance" or value is not None}
-
 
 class Survival(Options):
     """A time until an event, in public bins: some persons are last seen without it (censored)."""
@@ -243,7 +253,7 @@ def _kind_of_target(given: Any) -> str:  # noqa: ANN401 - what a file says, or a
     return "value" if kind is None else str(kind)
 
 
-class Schema(Options):
+class Schema(_Extended):
     """The public description of a table, as in schema.toml.
 
     Guarantee: `features` and their scales depend on the schema alone, never on a row.
@@ -267,11 +277,6 @@ class Schema(Options):
     drafted: list[Annotated[str, Field(pattern="^([0-9a-f]{16})?(-([0-9a-f]{16})?){0,15}$")]] | None = option(
         None, "digests of the public table it was drafted from: a site's table with the same rows is refused"
     )
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave `drafted` out where it is not given: hashes of older schemas stay the same."""
-        return {key: value for key, value in written(self).items() if key != "drafted" or value is not None}
 
     @model_validator(mode="after")
     def _can_be_encoded(self) -> Self:

@@ -19,7 +19,7 @@ from privsgp.data import dialect as dialects
 from privsgp.data import same_records, survival
 from privsgp.data.files import refuse_vast
 from privsgp.data.hashes import row_hashes
-from privsgp.data.persons import Named, nameless
+from privsgp.data.persons import Named, nameless, repeats, warning
 from privsgp.data.schema import OTHER, WORDS, Category, Number, Survival, doubles
 from privsgp.data.schema_text import column_line, toml_key, toml_value
 from privsgp.errors import Refused
@@ -44,10 +44,6 @@ _DELIMITERS = (",", ";", "\t")
 _INDEX = re.compile(r"__index_level_\d+__")  # what pandas makes of row labels
 _NUMBER = r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$"
 _MOST_COLUMNS = 100_000  # each takes kilobytes, however few rows there are
-_ROWS_OF_A_NAME = 20  # on average, in a column that is taken for names of persons whatever it is called
-NAMES = re.compile(  # what columns that name persons are often called
-    r"(?i)^(.*[_ .-])?(id|pid|mrn|uid)$|^(patient|subject|person|participant)s?([_ .-]?(id|no|nr|number|code))?$"
-)
 _SHOWN = 40  # letters of a value in a refusal
 
 
@@ -290,12 +286,8 @@ def encode(
         y, counts[schema.target.columns[0]] = encode_target(table, schema, where)
     rows = row_hashes(table, schema.encoded) if labelled else None
     named = None if persons is None else whose(table, schema, where, persons)
-    repeats = repeating(table, schema) if own and persons is None else ()
-    warnings = [
-        f"column {name!r} has {count:,} names for {table.num_rows:,} rows. ε is for a row: a person with several rows "
-        f"has less protection. If it names persons, write: [data] person = {toml_value(name)}, rows_per_person = …"
-        for name, count in repeats
-    ]
+    found = repeating(table, schema) if own and persons is None else ()
+    warnings = [warning(name, count, table.num_rows) for name, count in found]
     return Table(np.concatenate(blocks, 1), y, counts, rows, named, warnings)
 
 
@@ -304,10 +296,9 @@ def repeating(table: Any, schema: Schema, used: Collection[str] = ()) -> list[tu
     features, found = {*schema.target.columns, *schema.encoded, *used}, list[tuple[str, int]]()
     for name in (name for name in table.column_names if name not in features):
         column, rows = table.column(name), table.num_rows
-        if _any(column.type, "string", "large_string", "integer") and not column.null_count:
-            count = len(column.unique())
-            if count < rows and (count >= rows / _ROWS_OF_A_NAME or NAMES.search(name)):
-                found.append((name, count))
+        kind = _any(column.type, "string", "large_string", "integer") and not column.null_count
+        if kind and repeats(name, count := len(column.unique()), rows):
+            found.append((name, count))
     return found
 
 

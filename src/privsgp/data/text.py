@@ -6,18 +6,20 @@ import csv
 import io
 import json
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
+from privsgp.data.persons import Named, PersonOptions, named, repeats, warning
+from privsgp.data.schema import MISSING
 from privsgp.data.tokens import VOCABULARY, hashed, subwords
 from privsgp.errors import Refused
 from privsgp.files import read_bytes
 from privsgp.options import Count, Options, option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -60,18 +62,51 @@ class TextOptions(Options):
         return out
 
 
+class Texts(NamedTuple):
+    """The tokens of a file's texts, their classes, whose they are, and what to tell their owner."""
+
+    x: NDArray[np.int64]
+    y: NDArray[Any] | None = None
+    named: Named | None = None
+    told: Sequence[str] = ()
+
+
 def read_texts(
-    path: Path, options: TextOptions, *, labelled: bool = True
-) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
-    """Read a file's texts as tokens, and their classes unless they are not asked for."""
+    path: Path, options: TextOptions, *, labelled: bool = True, persons: PersonOptions | None = None, own: bool = False
+) -> Texts:
+    """Read a file's texts as tokens, and their classes and persons unless they are not asked for.
+
+    `own` says that it is a site's own file: then a key that may name persons is told if nobody asked for them.
+    """
     found = _rows(path)
     if not found:
         raise Refused(f"{path} has no text", "give at least one" + (", with its class" if labelled else ""))
     texts = [str(_value(where, row, options.column)) for where, row in found]
     if not labelled:
-        return options.encoded(texts), None
+        return Texts(options.encoded(texts))
     classes = [_class(where, _value(where, row, options.label), options.labels) for where, row in found]
-    return options.encoded(texts), np.array(classes)
+    rows = [row for _, row in found]
+    if persons is not None:
+        return Texts(options.encoded(texts), np.array(classes), _whose(path, rows, persons))
+    told = [f"{path}: {line}" for line in _repeating(rows, options)] if own else []
+    return Texts(options.encoded(texts), np.array(classes), told=told)
+
+
+def _whose(path: Path, rows: list[dict[str, Any]], persons: PersonOptions) -> Named:
+    """Return whose texts they are, and when they are from if that decides which are used."""
+    keys = [key for key in (persons.person, persons.rows_date) if key is not None]
+    if missing := [key for key in keys if not any(key in row for row in rows)]:
+        raise Refused(f"{path} has no {missing[0]!r}", "name the key or column as it is in the file")
+    found = [[str(row.get(key, "")) for row in rows] for key in keys]
+    return named(found[0], found[1] if len(found) > 1 else None, MISSING, f"{path}: {keys[0]!r}")
+
+
+def _repeating(rows: list[dict[str, Any]], options: TextOptions) -> Iterator[str]:
+    """Yield a warning for each key that may name persons with several texts."""
+    for name in (name for name in rows[0] if name not in (options.column, options.label)):
+        values = [row.get(name) for row in rows]
+        if all(isinstance(value, str | int) for value in values) and repeats(name, len(set(values)), len(rows)):
+            yield warning(name, len(set(values)), len(rows))
 
 
 def _rows(path: Path) -> list[tuple[str, Any]]:

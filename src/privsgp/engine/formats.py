@@ -136,6 +136,7 @@ class Summary(_Measured):  # type: ignore[misc]
     person: _Person | None = None
     pairwise: _Pairwise | None = None
     relation: str
+    weight_noise: _Number = None
     pretraining: str | None = None
     virtual_seconds: float
     bytes_sent: _Whole
@@ -156,20 +157,9 @@ class _Source(Kept):
 
 
 class _Asked(Kept):
-    name: str
     steps: int | str
     step_size: float | str
     batch: float | str
-    weights: list[float] | str
-
-
-class _Method(Kept):
-    method: str
-    steps: _Whole
-    step_size: float
-    sigma: float
-    noise_in_average: float
-    score: _Number  # None: not rehearsed
 
 
 class Plan(Kept):
@@ -179,10 +169,7 @@ class Plan(Kept):
     steps: _Whole
     step_size: float
     batch: float
-    weights: list[float] | None = None
-    why: str
     asked: _Asked | None = None
     estimated_on: _Source
     accountant: str
-    methods: list[_Method]
     warnings: list[str]

@@ -217,7 +217,6 @@ class Trainer:
         self._in_groups(lambda group: group.algorithm.begin(self.state.z[group.nodes]))
         found = checkpoint.last_common(self.folder, self.world, self.spec.shared_hash)
         if found is None:
-            self.transport.restart(self.state.x, self.state.w)
             progress = Progress(0, 0, 0.0, 0, self.spec.shared_hash)
         else:
             path, progress = found

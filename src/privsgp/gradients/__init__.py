@@ -7,6 +7,6 @@ and summed without ever making a batch × d array where a layer has a rule.
 from privsgp.gradients.layout import Layout
 from privsgp.gradients.per_sample import PerSample
 from privsgp.gradients.stacked import Stacked, stack
-from privsgp.gradients.tables.table import Table, make_table
+from privsgp.gradients.table import Table, make_table
 
 __all__ = ["Layout", "PerSample", "Stacked", "Table", "make_table", "stack"]

@@ -1,8 +1,9 @@
 """Networks: the shares that nodes send at step `k`, the paper's assumptions, and the traffic."""
 
 from privsgp.graph.assumptions import check, check_symmetric
+from privsgp.graph.given import described
 from privsgp.graph.sequences import GRAPHS, NAMES, Edges, EveryFew, Graph, make, unconnected
 
 __all__ = [
-    "GRAPHS", "NAMES", "Edges", "EveryFew", "Graph", "check", "check_symmetric", "make", "unconnected",
+    "GRAPHS", "NAMES", "Edges", "EveryFew", "Graph", "check", "check_symmetric", "described", "make", "unconnected",
 ]  # fmt: skip

@@ -11,17 +11,20 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import permutations
 from math import isqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from privsgp.errors import Refused
 from privsgp.options import Count, Options, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+    Steps = Sequence[Sequence[Sequence[float]]]  # of each step of a period: [source, target, share]
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,21 +160,52 @@ class EveryFew(Graph):
         return _to_hops(self.nodes, [0])
 
 
+class GivenOptions(Options):
+    """Shares of one's own; a node keeps what it does not send."""
+
+    shares: list[list[Annotated[list[float], Field(min_length=3, max_length=3)]]] = option(
+        [], "for each step of a period a list of [source, target, share]"
+    )
+
+
 class RandomOptions(Options):
     """Receivers that are drawn anew at each step."""
 
     degree: Count = option(1, "how many receivers a node picks at each step")
 
 
-def make(name: str, nodes: int, *, seed: int = 0, degree: int = 1) -> Graph:
-    """The graph called `name` on `nodes` nodes; `seed` and `degree` (receivers per step) are those of `random`."""
+def make(name: str, nodes: int, *, seed: int = 0, degree: int = 1, shares: Steps = ()) -> Graph:
+    """The graph called `name` on `nodes` nodes.
+
+    `seed` and `degree` (receivers per step) are those of `random`, `shares` those of `given`.
+    """
     if nodes < 1:
         raise Refused(f"nodes = {nodes}", "a network has at least one node")
     if name == "random":
         return _Random(nodes, degree, seed)
+    if name == "given":
+        if not shares:
+            raise Refused("graph.name = 'given' without graph.shares", "write [[[0, 1, 0.5], [1, 0, 0.5]]], say")
+        return _Cyclic(name, nodes, tuple(_given(nodes, step) for step in shares))
     if name not in _CYCLIC:
         raise Refused(f"graph.name = {name!r} is not known", f"use one of {', '.join(NAMES)}")
     return _Cyclic(name, nodes, _CYCLIC[name](nodes))
+
+
+def _given(nodes: int, step: Sequence[Sequence[float]]) -> Edges:
+    """Return the edges of a step by [source, target, share]; a node keeps what it does not send."""
+    ends = [(int(source), int(target)) for source, target, _ in step]
+    for (source, target), given in zip(ends, step, strict=True):
+        if not (0 <= source < nodes and 0 <= target < nodes and source != target and [source, target] == given[:2]):
+            what = f"graph.shares has {list(given)} with {nodes} nodes"
+            raise Refused(what, f"write [source, target, share], with two different nodes from 0 to {nodes - 1}")
+    if len(set(ends)) < len(ends):
+        raise Refused("graph.shares has an edge twice in one step", "give each edge once")
+    pairs = np.array(ends, np.int64).reshape(-1, 2)
+    share, own = np.array([float(given[2]) for given in step]), np.arange(nodes)
+    kept = 1.0 - np.bincount(pairs[:, 0], share, nodes)
+    sides = (np.concatenate([pairs[:, i], own]) for i in (0, 1))
+    return Edges(next(sides), next(sides), np.concatenate([share, kept]))
 
 
 def unconnected(name: str, nodes: int) -> Graph:
@@ -258,5 +292,5 @@ _CYCLIC: dict[str, Callable[[int], tuple[Edges, ...]]] = {
     "complete": lambda nodes: (_to_hops(nodes, range(nodes)),),
     "torus": _torus,
 }
-GRAPHS: dict[str, type[Options]] = dict.fromkeys(_CYCLIC, Options) | {"random": RandomOptions}
-NAMES = tuple(GRAPHS)
+GRAPHS: dict[str, type[Options]] = dict.fromkeys(_CYCLIC, Options) | {"random": RandomOptions, "given": GivenOptions}
+NAMES = (*_CYCLIC, "random")  # those that need no shares

@@ -1,7 +1,7 @@
 """What is done to the numbers of each sample, in one pass over memory, as Triton kernels.
 
 A sample's numbers lie side by side; a block is [models, samples, numbers] with any two strides in front. The same in
-torch stands in `gradients.per_sample` and `gradients.tables.storage`, of SAGA's estimate (`corrected`) in
+torch stands in `gradients.per_sample` and `gradients.table`, of SAGA's estimate (`corrected`) in
 `algorithms.saga`. Import this module only where there are CUDA and Triton.
 """
 

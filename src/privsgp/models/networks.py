@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from privsgp.errors import Refused
+from privsgp.models.additive import additive
 from privsgp.models.options import MODELS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from privsgp.data.schema import Schema
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
 
@@ -45,6 +47,9 @@ def make(
     activation: str = "relu",
     width: int = 32,
     vocabulary: int | None = None,
+    schema: Schema | None = None,
+    bins: int = 8,
+    pairs: Sequence[Sequence[str]] = (),
     device: str = "cpu",
 ) -> nn.Module:
     """The model `name`, the same bits for the same `seed`; torch's global generators are left as they were.
@@ -52,7 +57,8 @@ def make(
     It is on the CPU, or on "meta", where it takes no memory: to count its weights.
     "logistic" and "linear" are one linear layer (the loss tells them apart); "hazard" is for survival.
     "mlp" has one layer with `activation` for each width in `hidden`, for which the others have no use; "cnn" and
-    "resnet18" are for images (see `images`), "embedding" for tokens of a `vocabulary`.
+    "resnet18" are for images (see `images`), "embedding" for tokens of a `vocabulary`. "additive" has a score for each
+    level of the columns of a `schema`, with `bins` for each number, and of `pairs` of columns.
     """
     if name not in NAMES:
         raise Refused(f"model.name = {name!r} is unknown", f"use one of {', '.join(NAMES)}")
@@ -66,6 +72,8 @@ def make(
             return embedding(input_shape, outputs, vocabulary, width)
         if name in ("cnn", "resnet18"):
             return (cnn if name == "cnn" else resnet18)(input_shape, outputs)
+        if name == "additive":
+            return additive(schema, outputs, bins, pairs)
         if name == "hazard":
             return hazard(math.prod(input_shape), outputs)
         widths = [math.prod(input_shape), *(_widths(hidden) if name == "mlp" else []), outputs]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from privsgp.options import Count, Options, option
 
@@ -20,10 +22,22 @@ class _EmbeddingOptions(Options):
     width: Count = option(32, "numbers that stand for a token")
 
 
+class _AdditiveOptions(Options):
+    """A score for each level of a column, and of chosen pairs of columns; it needs a schema."""
+
+    bins: Annotated[int, Field(ge=2, le=32)] = option(
+        8, "bins of each number, equal parts of its public range; `bins` of a column in the schema stands above this"
+    )
+    pairs: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = option(
+        [], 'pairs of columns that also get a score together: [["age", "sex"]]'
+    )
+
+
 MODELS: dict[str, type[Options]] = {
     "logistic": Options,
     "linear": Options,
     "hazard": Options,
+    "additive": _AdditiveOptions,
     "mlp": _MLPOptions,
     "cnn": Options,
     "resnet18": Options,

@@ -1,4 +1,4 @@
-"""From a budget to a run one can act on: which algorithm, how many steps, which batch and step size.
+"""From a budget to a run one can act on: how many steps, which batch, clip and step size.
 
 The distance T = γK is found in a rehearsal. With σ growing like √K, noise at a given T hardly depends on K: more steps
 gain a little (shorter ones follow the curvature better, tables are fresher, sampling costs less) and cost time and
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from privsgp.accounting.calibration import gaussian_shift, rough_sigma
-from privsgp.accounting.mechanisms import SampledMean, nominal
+from privsgp.accounting.mechanisms import SampledMean
 from privsgp.algorithms import ALGORITHMS
 from privsgp.planner import theorems
 from privsgp.planner.noise import Method, Network, NoiseNeeded
@@ -25,9 +25,6 @@ from privsgp.planner.rehearsal import TIE, Rehearsal, RehearsalSpec
 from privsgp.planner.theorems import Constants
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from privsgp.accounting.mechanisms import Accountant
     from privsgp.algorithms import Settings
 
 LENGTHS = (1024, 2048, 4096)  # K to choose from; on scikit-learn's digits accuracy still rises up to about 500
@@ -36,24 +33,6 @@ SHORT = 16  # γ ≤ 1/(16L): short beside the curvature even where real data be
 MULTIPLES = (1, 1.5, 2, 3)  # of the median gradient norm at x⁰: the clips that "auto" chooses from
 CHEAP = 1.02  # what drawing samples may cost in noise
 TRAJECTORY, SAMPLES = 16, 256  # steps along which L and b² are looked for, and samples that are looked at
-
-
-def methods(settings: Settings, accountant: Accountant, difference_clip: float | None = None) -> list[Method]:
-    """Return what `algorithm.name = "auto"` chooses from, first among equals first; the published formula knows two.
-
-    `difference_clip` is C beside a θ that is "auto".
-
-    If rehearsals are equal, scaled differences come before SAG. In measurements they are ahead at small batches, and
-    behind by no more than chance at any. The same holds against clipped differences, which are not tried
-    (docs/results-accuracy.md).
-    """
-    paper = nominal(accountant)
-    clip, scale = (None, 1.0) if paper else (difference_clip, "auto")
-    names = ("privsgp", "privsgp-vr") if paper else ("privsgp", "privsgp-vr", "privsgp-sag")
-    return [
-        Method(name, settings.carried_to(ALGORITHMS[name].Options, difference_clip=clip, difference_scale=scale))
-        for name in names
-    ]
 
 
 @dataclass(frozen=True)
@@ -195,12 +174,3 @@ def constants(rehearsal: Rehearsal, clip: float, distance: float, samples: float
     outputs = rehearsal.outputs(rehearsal.x0, rehearsal.runs[0].x)
     loss = float(rehearsal.loss(outputs, rehearsal.runs[0].y).double().mean())
     return Constants(max(1e-6, *bends), loss, heterogeneity, float(rehearsal.x0.double().square().sum()))
-
-
-def best(choices: Sequence[Choice]) -> tuple[Choice, str]:
-    """Return the choice that scores best, the simplest among equals, and why."""
-    top = max(choice.score for choice in choices)
-    chosen = next(choice for choice in choices if choice.score >= top - TIE * abs(top))
-    equal = " (as good as the best but for chance, and simpler)" if chosen.score < top else ""
-    others = ", ".join(f"{c.method.label} {c.score:.3g}" for c in choices if c is not chosen)
-    return chosen, f"{chosen.method.label} scores {chosen.score:.3g} in rehearsal{equal}; the others: {others}"

@@ -71,12 +71,12 @@ class Network:
         """Return the shared noise that is worth σ_i to each node; None where noise is not shared."""
         if self.sharing is None:
             return None
-        return solve(sigmas, self.sharing.honest, self.pair_ratio, self.sharing.graph, self.weights)
+        return solve(sigmas, self.sharing.honest, self.pair_ratio, self.weights)
 
     def counted(self, mechanism: Mechanism) -> Mechanism:
         """Return the mechanism of a node's own noise as that of noise that nodes share, and of persons, where it is."""
         if self.sharing is not None and mechanism.shared is None:
-            mechanism = Shared(mechanism, self.sharing.honest, self.sharing.graph.partners)
+            mechanism = Shared(mechanism, self.sharing.honest, self.sharing.nodes - 1)
         if self.rows_per_person is None:
             return mechanism
         return PersonLevel(mechanism, self.rows_per_person, self.sites_per_person, self.correlation)
@@ -99,12 +99,6 @@ class Network:
         """The share of the average's noise that sharing leaves: 1 where noise is not shared."""
         shared = self.covariance(self.noises)
         return 1.0 if shared is None else shared.average_sigma / self.independent
-
-    @property
-    def gain(self) -> float:
-        """The average's noise with nodes weighted by their noise, over that with equal weights."""
-        weighted, equal = (replace(self, weighting=kind) for kind in ("noise", "equal"))
-        return weighted.left * weighted.independent / (equal.left * equal.independent)
 
     @property
     def nominal(self) -> bool:

@@ -69,14 +69,12 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that was chosen: `chosen` among `choices`, and why."""
+    """A run that was chosen."""
 
     planner: Planner
     graph: Graph
     source: Source
     chosen: Choice
-    choices: Sequence[Choice]
-    why: str
     asked: dict[str, Any]  # what the configuration says of all that can be chosen: a value, or "auto"
     ends: Rehearsal | None = None  # made-up tables with no signal at all, and with a certain one
     bits: int = 32  # of a number of a message
@@ -197,10 +195,14 @@ class Plan:
         c, n = self.chosen, self.network
         return {
             "version": VERSION,
-            **self._method(c),
             "algorithm": c.method.algorithm,
+            "method": c.method.label,
+            "batch": c.batch,
+            "steps": c.steps,
+            "step_size": c.step_size,
+            "difference_scale": c.scale,
+            "noise_in_average": self.deviation(c),
             "difference_clip": c.method.settings.difference_clip,
-            "why": self.why,
             "asked": self.asked,
             "estimated_on": asdict(self.source) | {"words": self.source.text},
             "accountant": n.accountant,
@@ -219,20 +221,7 @@ class Plan:
             "alone_loss": [list(e.alone) for e in self.expected],
             "between_sites": self.between_sites | {"mbit": self.link},
             "bytes_sent_per_node": self.bytes_sent,
-            "methods": [self._method(choice) for choice in self.choices],
             "warnings": self.warnings,
-        }
-
-    def _method(self, choice: Choice) -> dict[str, Any]:
-        return {
-            "method": choice.method.label,
-            "batch": choice.batch,
-            "steps": choice.steps,
-            "step_size": choice.step_size,
-            "difference_scale": choice.scale,
-            "sigma": choice.noise.common(choice.steps),
-            "noise_in_average": self.deviation(choice),
-            "score": choice.score,
         }
 
     def rows(self) -> list[tuple[str, str]]:
@@ -251,7 +240,6 @@ class Plan:
         weights = "equal" if n.weights is None else f"{span([n.nodes * p for p in n.weights])} times 1/n"
         return [
             ("algorithm", c.method.label),
-            ("why", self.why),
             ("steps K*", str(c.steps)),
             ("batch", f"{c.batch:g} of {n.mean_samples:g} samples a node"),
             ("step size γ", f"{c.step_size:.4g}"),
@@ -291,14 +279,6 @@ class Plan:
         """Return a row for every signal: its name, the planned loss, a constant guess, and the sites alone."""
         return [
             (e.signal, f"{e.loss:.3f}", f"{e.constant:.3f}", span(e.alone) if e.alone else "–") for e in self.expected
-        ]
-
-    def method_rows(self) -> list[tuple[str, ...]]:
-        """Return one row for every method that was looked at: label, batch, K, γ, σ, noise in the average, score."""
-        columns = ("step_size", "sigma", "noise_in_average", "score")
-        return [
-            (m["method"], f"{m['batch']:g}", str(m["steps"]), *(f"{m[key]:.3g}" for key in columns))
-            for m in map(self._method, self.choices)
         ]
 
     def _gains(self, site: int) -> str:

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from privsgp import data, features
-from privsgp.accounting.pairwise import NoiseGraph
 from privsgp.accounting.sharing import Sharing
 from privsgp.data.loading import file_path, hashes_in, holds_records_of, like, site_paths
 from privsgp.data.same_records import in_common
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
-from privsgp.options import Positive
-from privsgp.outside import From1, between, keys
-from privsgp.planner import record, stand_in
-from privsgp.planner.choose import LENGTHS, best, best_batch, best_clip, methods, planner
+from privsgp.planner import stand_in
+from privsgp.planner.choose import LENGTHS, best_batch, best_clip, planner
 from privsgp.planner.noise import Method, Network
 from privsgp.planner.record import Plan, Source
 from privsgp.planner.rehearsal import Rehearsal
@@ -36,19 +32,17 @@ from privsgp.runs import problem as problems
 from privsgp.runs.config import PLANNED
 from privsgp.runs.refusals import AUTO, CLIP
 from privsgp.runs.resolve import make_graph
-from privsgp.transport.world import World, restarts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from privsgp.data.schema import Schema
-    from privsgp.options import Options
     from privsgp.planner.choose import Choice, Planner
     from privsgp.runs.config import Config
     from privsgp.runs.problem import Problem
+    from privsgp.transport.world import World
 
     Say = Callable[[str], None]
 
@@ -82,12 +76,8 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, say:
     own, clip = Method(a.name, settings), protection.difference_clip(config)
     if own.scaled:
         own = own.changed(difference_scale=1.0) if network.nominal else own.changed(difference_clip=clip)
-    looked_at = methods(settings, network.accountant, clip) if "name" in a.auto else [own]
-    choices = []
-    for i, method in enumerate(looked_at, 1):
-        say(f"rehearsing {method.label} ({i} of {len(looked_at)})")
-        choices.append(_choice(config, p, method, batch))
-    chosen, why = best(choices) if "name" in a.auto else (choices[0], "the configuration says so")
+    say(f"rehearsing {own.label}")
+    chosen = _choice(config, p, own, batch)
     ends = None
     if source.kind == "synthetic" and config.data.schema is not None:
         rows = len(runs[0].y)
@@ -95,7 +85,7 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, say:
             stand_in.table(config.data.schema, end, samples=rows, seed=run) for run, end in enumerate(stand_in.ENDS)
         ]
         ends = Rehearsal(problem.model, problem.loss, made, config.algorithm)
-    return Plan(p, make_graph(config), source, chosen, choices, why, asked, ends, config.transport.bits)
+    return Plan(p, make_graph(config), source, chosen, asked, ends, config.transport.bits)
 
 
 def _choice(config: Config, p: Planner, method: Method, batch: float) -> Choice:
@@ -121,14 +111,11 @@ def network_of(config: Config, problem: Problem) -> Network:
     if p.epsilon is None:
         raise Refused("run.toml has no privacy.epsilon", "give a budget (privacy.epsilon = 3.0) to plan for")
     budgets = list(zip(protection.per_node(p.epsilon, n), protection.per_node(p.delta, n), strict=True))
-    sharing = Sharing(NoiseGraph(n), config.honest) if config.pairwise else None
-    network = Network(
+    sharing = Sharing(n, config.honest) if config.pairwise else None
+    return Network(
         samples, budgets, p.relation, p.spare, p.accountant, p.c2, config.algorithm.weights, sharing, config.pair_ratio,
         config.data.sites or (), config.data.rows_per_person, p.sites_per_person,
     )  # fmt: skip
-    if "weights" in config.algorithm.auto:
-        return replace(network, weighting="noise" if network.gain < record.HEAVY else "equal")
-    return network
 
 
 def source_of(config: Config, name: str, data_dir: Path | None = None, problem: Problem | None = None) -> Source:
@@ -205,10 +192,6 @@ def runs_of(config: Config, source: Source, problem: Problem, data_dir: Path | N
     return [_divided(x, y, count, run) for run in range(len(stand_in.SIGNALS))]
 
 
-def _tables(schema: Schema, signals: Sequence[stand_in.Signal], rows: int) -> list[Samples]:
-    return [stand_in.table(schema, signal, samples=rows, seed=run) for run, signal in enumerate(signals)]
-
-
 def _divided(x: NDArray[Any], y: NDArray[Any], count: int, seed: int) -> Samples:
     order = np.random.default_rng(seed).permutation(len(x))
     learn, test = order[:count], order[count : 5 * count]
@@ -228,55 +211,17 @@ def settle(
 ) -> tuple[Config, dict[str, Any] | None]:
     """Return the configuration without "auto", and the plan that settled it (None if there was none).
 
-    A resumed run keeps the numbers it was started with. Of several processes the first plans and tells the others.
+    A resumed run keeps the numbers it was started with.
     """
     if not config.auto:
         return config, None
-    world, started = world or World(), Folder(folder).config
-    if any(world.all_gather(bool(resume or restarts()) and started.exists(), bool)):
-        return world.all_or_none(lambda: _as_started(config, started)), None
-    world.all_or_none(lambda: source_of(config, config.plan.data, data_dir, problem))  # each knows its own records
-    made = world.all_or_none(lambda: _made_once(world, config, problem, data_dir, say))
-    own = None if made is None else _values(config, made[0])
-    chosen = world.all_gather_each(own, [_kind(config.auto), *[None] * (world.size - 1)])[0]
-    config = world.all_or_none(lambda: config.settled({_key(key): value for key, value in (chosen or {}).items()}))
-    return config, None if made is None else made[1]
-
-
-def _made_once(
-    world: World, config: Config, problem: Problem, data_dir: Path | None, say: Say
-) -> tuple[Plan, dict[str, Any]] | None:
-    """Return the plan and its plain values in process 0; the others wait, and hear after each stage that it goes on."""
-    if world.rank:
-        while not world.all_gather(value=False, kind=bool)[0]:
-            pass
-        return None
-
-    def heard(words: str) -> None:
-        say(words)
-        world.all_gather(value=False, kind=bool)
-
-    try:
-        plan = make(config, problem, data_dir, say=heard)
-        return plan, plan.as_json()
-    finally:
-        world.all_gather(value=True, kind=bool)
-
-
-def _kind(auto: Sequence[str]) -> type[Options]:
-    """Return the type of what process 0 chose.
-
-    Guarantee: a choice costs no privacy, whoever made it: every node's noise is certified for it where the node lives.
-    """
-    known = {
-        "name": Annotated[str, Field(pattern=f"^({'|'.join(PLANNED)})$")],
-        "batch": Positive,
-        "steps": From1,
-        "step_size": Positive,
-        "weights": Literal["equal", "noise"],
-        "clip": between(2.0**-60, 2.0**60, float),
-    }
-    return keys(**{key.split(".")[1]: known[key.split(".")[1]] for key in auto})
+    if world is not None and not world.alone:
+        what = f"{config.auto[0]} = 'auto' in {world.size} processes"
+        raise Refused(what, "let privsgp write the numbers first: privsgp plan run.toml --write")
+    if resume and Folder(folder).config.exists():
+        return _as_started(config, Folder(folder).config), None
+    plan = make(config, problem, data_dir, say=say)
+    return apply(config, plan), plan.as_json()
 
 
 def _key(name: str) -> str:
@@ -285,12 +230,8 @@ def _key(name: str) -> str:
 
 def _as_started(config: Config, started: Path) -> Config:
     """Return the configuration with the numbers that a run began with."""
-    if not started.exists():
-        raise Refused(f"{started} is missing, and other processes have theirs", "bring this process's folder back")
-    old, auto = configs.started(started), config.algorithm.auto
-    own = old.options("algorithm") if "name" in auto else {}
-    values = {f"algorithm.{key}": getattr(old.algorithm, key) for key in auto}
-    values |= {f"algorithm.{key}": value for key, value in own.items()}
+    old = configs.started(started)
+    values = {f"algorithm.{key}": getattr(old.algorithm, key) for key in config.algorithm.auto}
     return config.settled(values | ({CLIP: old.privacy.clip} if CLIP in config.auto else {}))
 
 
@@ -301,19 +242,17 @@ def apply(config: Config, plan: Plan) -> Config:
 
 def _values(config: Config, plan: Plan) -> dict[str, Any]:
     c = plan.chosen
-    values = {"name": c.method.algorithm, "batch": float(c.batch), "steps": int(c.steps)}
-    values |= {"step_size": float(c.step_size), "weights": plan.network.weighting, "clip": c.method.settings.clip}
+    values = {"batch": float(c.batch), "steps": int(c.steps), "step_size": float(c.step_size)}
+    values["clip"] = c.method.settings.clip
     return {key: values[key] for key in (name.split(".")[1] for name in config.auto)}
 
 
 def described(plan: dict[str, Any]) -> str:
-    """Say in a line what was chosen, and why this method where it was chosen too."""
+    """Say in a line what was chosen."""
     words = {
-        "name": f"{plan['algorithm']} ({plan['why']})",
         "steps": f"{plan['steps']:,} steps",
         "step_size": f"step size {plan['step_size']:.3g}",
         "batch": f"batch {plan['batch']:g}",
-        "weights": "equal weights" if plan["weights"] is None else "weights by noise",
         "clip": f"clip {plan.get('clip', 1.0):g}",
     }
     chosen = ", ".join(words[key] for key in (*AUTO, "clip") if plan["asked"].get(key) == "auto")
@@ -322,8 +261,7 @@ def described(plan: dict[str, Any]) -> str:
 
 def plan(config: Config, data_dir: Path | None = None, *, say: Say = lambda _words: None) -> Plan:
     """Plan a configuration as if its steps and step size were open, which is what one asks a planner about."""
-    open_ = ("steps", "step_size", *config.algorithm.auto)
-    if "name" not in open_ and config.algorithm.name not in PLANNED:
+    if config.algorithm.name not in PLANNED:
         raise Refused(f"no plan for algorithm.name = {config.algorithm.name!r}", f"take one of {', '.join(PLANNED)}")
     return make(opened(config), problem_of(config, data_dir), data_dir, say=say)
 

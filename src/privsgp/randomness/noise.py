@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -61,10 +61,6 @@ _GRID_BITS = 4
 class Normals(Protocol):
     """Standard normals, drawn by the (node, step) they are for."""
 
-    @property
-    def secret(self) -> bool:
-        """Whether nobody else can draw the same: False means "simulation, not private"."""
-
     def fill_normal(self, out: torch.Tensor, nodes: Sequence[int], step: int) -> None:
         """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`."""
 
@@ -72,7 +68,7 @@ class Normals(Protocol):
 class Streams:
     """Words from ChaCha20 under given keys, and normals made of them on a CPU by Box–Muller."""
 
-    secret = True
+    secret = True  # nobody else can draw the same; False means "simulation, not private"
 
     def __init__(self, keys: dict[str, bytes]) -> None:
         self._keys = keys
@@ -441,10 +437,7 @@ def _refuse_shape(out: torch.Tensor, nodes: Sequence[int]) -> None:
 class IndependentNoise(Noise):
     """N(0, σ_i² I) for each node, independent of everything else."""
 
-    @property
-    def name(self) -> str:
-        """Its name in a summary."""
-        return "independent"
+    name: ClassVar[str] = "independent"
 
     def of_nodes(
         self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, exchange: KeyExchange | None = None
@@ -457,12 +450,7 @@ class IndependentNoise(Noise):
 class _OfNodes(NodeNoise):
     def __init__(self, nodes: range, mechanisms: Sequence[Mechanism], source: Source) -> None:
         self._mechanisms = dict(zip(nodes, mechanisms, strict=True))
-        self._source = source
-
-    @property
-    def kernel_source(self) -> Source:
-        """The source itself."""
-        return self._source
+        self._source = self.kernel_source = source
 
     def add_(self, g: torch.Tensor, nodes: Sequence[int], step: int) -> None:
         """Add N(0, σ_i² I) to each node's row of g, in place."""

@@ -18,7 +18,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from itertools import combinations
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -35,9 +36,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.accounting.pairwise import NoiseGraph, Pair, PairwiseCovariance
+    from privsgp.accounting.pairwise import PairwiseCovariance
     from privsgp.randomness.noise import Normals, Source
     from privsgp.randomness.protocol import KeyExchange
+
+    Pair = tuple[int, int]
 
 
 _LONG = 1 << 22  # numbers a step, of all pairs, beyond which their sums are drawn at once where they may be
@@ -47,40 +50,32 @@ _LONG = 1 << 22  # numbers a step, of all pairs, beyond which their sums are dra
 class PairwiseNoise(Noise):
     """a_i + Σ_j ± s_i u_ij, by the covariance that was settled."""
 
+    name: ClassVar[str] = "pairwise"
+
     covariance: PairwiseCovariance
     honest: int
 
     def __post_init__(self) -> None:
         self.covariance.refuse_large_pairs()
 
-    @property
-    def name(self) -> str:
-        """Its name in a summary."""
-        return "pairwise"
-
-    @property
-    def shared(self) -> bool:
-        """True."""
-        return True
-
     def of_nodes(
         self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, exchange: KeyExchange | None = None
     ) -> NodeNoise:
         """Return the noise of a process's nodes; `exchange` agrees on secrets where others are elsewhere."""
-        here = Ends(self.covariance.graph, nodes)
+        here = Ends(self.covariance.nodes, nodes)
         return _OfNodes(self, here, mechanisms, source, _pair_source(here, source, exchange))
 
 
 class Ends:
     """The pairs that have an end among the nodes of a process, in order, and the rows of these nodes."""
 
-    def __init__(self, graph: NoiseGraph, nodes: range) -> None:
-        self.graph, self.nodes = graph, nodes
-        self.pairs = [(i, j) for i, j in graph.pairs if i in nodes or j in nodes]
+    def __init__(self, n: int, nodes: range) -> None:
+        self.n, self.nodes = n, nodes
+        self.pairs = [(i, j) for i, j in combinations(range(n), 2) if i in nodes or j in nodes]
 
     def number(self, pair: Pair) -> int:
         """Name a pair by one number, the same in every process."""
-        return pair[0] * self.graph.nodes + pair[1]
+        return pair[0] * self.n + pair[1]
 
     @cached_property
     def by_first(self) -> list[list[Pair]]:
@@ -95,7 +90,7 @@ def _pair_source(here: Ends, source: Source, exchange: KeyExchange | None) -> No
     """Return where the numbers of pairs come from."""
     if isinstance(source, Keyed):
         return source.derived("pairs")
-    if exchange is None and len(here.nodes) < here.graph.nodes:
+    if exchange is None and len(here.nodes) < here.n:
         raise Refused(
             f"noise that nodes {here.nodes.start} … {here.nodes.stop - 1} share with nodes in other processes has no "
             "protected way to exchange keys",
@@ -114,11 +109,6 @@ class _OfNodes(NodeNoise):
         self._step, self._left = -1, set[int]()  # the step whose shared noise is drawn, and whose rows are not used yet
         self._shared = torch.empty(0)
         self._offset = clock_offset()  # when shared noise was drawn
-
-    @property
-    def kernel_source(self) -> None:
-        """None: a kernel draws a node's own noise alone."""
-        return None
 
     def begin(self, step: int, like: Tensor) -> None:
         """Draw what the nodes here share at a step."""
@@ -157,9 +147,8 @@ class _OfNodes(NodeNoise):
         It depends on public numbers alone: a simulation has the same noise in however many processes it runs. Of two
         or three nodes pairs are as few as nodes, and √n (v_i − v̄) may be longer than what is counted of k numbers.
         """
-        graph = self.here.graph
-        may = len(graph.pairs) > graph.nodes and isinstance(self.pairs, Keyed | Secure)
-        return may and len(graph.pairs) * columns > _LONG
+        n, pairs = self.here.n, math.comb(self.here.n, 2)
+        return pairs > n and isinstance(self.pairs, Keyed | Secure) and pairs * columns > _LONG
 
     def _fill_shared(self, out: Tensor, step: int) -> None:
         """Fill row r of `out` with what the r-th node here shares: the sum over its pairs."""
@@ -174,7 +163,7 @@ class _OfNodes(NodeNoise):
 
     def _fill_sums(self, out: Tensor, step: int) -> None:
         """Fill with s √n (v_i − v̄): as Gaussian as the sums of all pairs, with the same covariance s² (n I − 11ᵀ)."""
-        n, here = self.here.graph.nodes, self.here.nodes
+        n, here = self.here.n, self.here.nodes
         v = out.new_empty(n, out.shape[1])
         self.pairs.fill_normal(v, range(n * n, n * n + n), step)
         v.sub_(_summed(v).div_(n))
@@ -211,7 +200,7 @@ def _refuse_uncounted(noise: PairwiseNoise, nodes: range, mechanisms: Sequence[M
         )
     effective = noise.covariance.effective(noise.honest)
     for i, mechanism in zip(nodes, mechanisms, strict=True):
-        shared, partners = mechanism.shared, noise.covariance.graph.partners
+        shared, partners = mechanism.shared, noise.covariance.nodes - 1
         honest = 0 if shared is None or shared.partners != partners else shared.honest
         if honest != noise.honest or mechanism.sigma > effective[i]:
             raise Refused(

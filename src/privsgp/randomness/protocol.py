@@ -6,7 +6,7 @@ Only the nodes' mechanisms count its cost: they are in the ledgers, with their �
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 class NodeNoise(Protocol):
     """Adds the noise of one process's nodes."""
 
-    @property
-    def kernel_source(self) -> Source | None:
-        """The source that a GPU's kernel may draw each node's own N(0, σ_i² I) from; None: `add_` alone adds it."""
+    # The source that a GPU's kernel may draw each node's own N(0, σ_i² I) from; None: `add_` alone adds it.
+    kernel_source: Source | None = None
 
     def begin(self, step: int, like: Tensor) -> None:
         """Draw what the nodes share at a step, for rows shaped like `like`, before `add_` is called for some of them.
@@ -47,14 +46,7 @@ class NodeNoise(Protocol):
 class Noise(Protocol):
     """Which noise a run adds to its nodes' gradients."""
 
-    @property
-    def name(self) -> str:
-        """Its name in a summary."""
-
-    @property
-    def shared(self) -> bool:
-        """Whether nodes share it."""
-        return False
+    name: ClassVar[str]  # in a summary
 
     def of_nodes(
         self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, exchange: KeyExchange | None = None

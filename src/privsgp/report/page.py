@@ -14,7 +14,8 @@ from privsgp.errors import Refused
 from privsgp.files import write as write_whole
 from privsgp.planner import settle as planning
 from privsgp.runs import evaluation, views
-from privsgp.runs.charts import figures, number, table
+from privsgp.runs.charts import figures, forest, number, table
+from privsgp.runs.result import load
 from privsgp.sites import signed as signatures
 
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ TEMPLATES = Environment(
     loader=PackageLoader("privsgp.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
     lstrip_blocks=True, keep_trailing_newline=True,
 )  # fmt: skip
+
+
+def style() -> str:
+    """Return the style of all pages."""
+    return (resources.files("privsgp.report") / "page.css").read_text("utf-8")
 
 
 def write(folder: Path, out: Path) -> None:
@@ -60,11 +66,13 @@ def page(view: RunView) -> str:
     command = [Path(word).name if i == 0 else word for i, word in enumerate(view.identity.get("command", []))]
     if plan is not None and plan.get("asked") is None:  # plans of older releases do not say what was given
         plan = None
+    additive = view.config is not None and view.config.model.name == "additive"
     return TEMPLATES.get_template("page.html").render(
         view=view,
         name=view.summary["name"],
-        style=(resources.files("privsgp.report") / "page.css").read_text("utf-8"),
+        style=style(),
         charts=figures(view),
+        shapes=[forest(shape) for shape in load(view.folder).shapes()] if additive else [],
         confusion=_confusion(view.summary.get("confusion") or []),
         held_out=_held_out(view.folder),
         sites=_sites(view),

@@ -204,9 +204,6 @@ def show(title: str, rows: Sequence[tuple[str, str]]) -> None:
 def show_plan(plan: Plan) -> None:
     """Print a plan, and what it asks of each site."""
     show("plan", plan.rows())
-    if len(plan.choices) > 1:
-        head = ("method", "batch", "steps", "step size", "σ", "noise in the average", "score in rehearsal")
-        show_table(None, head, plan.method_rows(), words=head)
     signals = ("signal of the rehearsed rows", "planned test loss", "a constant guess", "each site alone")
     show_table(None, signals, plan.signal_rows(), words=signals[:1])
     titles = ("site", "records", "ε", "δ", "a guess is right at most", "share of the noise", "gains by taking part")

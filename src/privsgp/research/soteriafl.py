@@ -29,7 +29,7 @@ from privsgp.options import Options, Positive, Share, option
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from privsgp.gradients.tables.table import Table
+    from privsgp.gradients.table import Table
 
 
 class _CompressionOptions(Options):

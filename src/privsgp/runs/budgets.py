@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import accountant, calibration
 from privsgp.accounting.mechanisms import PersonLevel, Saga, Shared
-from privsgp.accounting.pairwise import NoiseGraph, trust_curve
+from privsgp.accounting.pairwise import trust_curve
 from privsgp.accounting.sharing import solve
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.algorithms.update_rule import node_weights
@@ -96,7 +96,7 @@ def _left(config: Config, samples: Sequence[int], needed: Sequence[float]) -> fl
     if not config.pairwise:
         return 1.0
     weights = node_weights(config.algorithm.weights, samples, needed, shared=True)
-    return solve(needed, config.honest, config.pair_ratio, NoiseGraph(len(samples)), weights).left(needed)
+    return solve(needed, config.honest, config.pair_ratio, weights).left(needed)
 
 
 def difference_clip(config: Config) -> float | None:
@@ -143,17 +143,17 @@ def calibrate_nodes(
     bare = [
         algorithm.mechanism(made, sigma=sigmas[i], batch=batches[i], samples=samples[i], kappa=slack) for i in range(n)
     ]
-    graph, world = NoiseGraph(n) if config.pairwise else None, world or World()
-    if graph is not None and config.seed is None and not world.alone:
+    world = world or World()
+    if config.pairwise and config.seed is None and not world.alone:
         raise Refused(
             f"privacy.noise = {config.privacy.noise!r} in {world.size} processes",
             "take 'independent' under torchrun; sites that share noise use `privsgp join`, which exchanges signed keys",
         )
     mechanisms = [m.changed(coordinates=coordinates) for m in bare]
-    if graph is not None:
-        mechanisms = [Shared(m, config.honest, graph.partners) for m in mechanisms]
+    if config.pairwise:
+        mechanisms = [Shared(m, config.honest, n - 1) for m in mechanisms]
 
-    shown = 1.0 if graph is None else shared_noise.correlation(config, graph, samples)
+    shown = shared_noise.correlation(config, samples) if config.pairwise else 1.0
     mechanisms = [by_person(config, m, samples, shown) for m in mechanisms]
     search = functools.cache(calibration.sigma)  # nodes that are alike need the same
     if allowance is not None:
@@ -164,7 +164,7 @@ def calibrate_nodes(
                 found = calibration.published(mechanisms[i], *terms)
             else:
                 found = search(mechanisms[i], max(1, allowance[i]), budgets[i], deltas[i], p.relation)
-            return found if graph is None else found * _ROOM
+            return found * _ROOM if config.pairwise else found
 
         here = blocks(n, world.size)[world.rank]
         own = world.all_or_none(lambda: [calibrated(i) for i in here])
@@ -176,11 +176,11 @@ def calibrate_nodes(
         mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, all_sigmas, strict=True)]
 
     covariance, curve = None, None
-    if graph is not None:
-        covariance = shared_noise.share_noise(config, graph, samples, [m.sigma for m in mechanisms], world, agreed)
+    if config.pairwise:
+        covariance = shared_noise.share_noise(config, samples, [m.sigma for m in mechanisms], world, agreed)
         least, worth = min(covariance.own_sigma), covariance.effective(config.honest)
         bases = [m.changed(coordinates=coordinates, sigma=sigma) for m, sigma in zip(bare, worth, strict=True)]
-        shared = [Shared(m, config.honest, graph.partners, least) for m in bases]
+        shared = [Shared(m, config.honest, n - 1, least) for m in bases]
         shifts = [m.largest_shift for m in shared]
         mechanisms = [by_person(config, m, samples, covariance.correlation(config.honest, shifts)) for m in shared]
         curve = functools.partial(_curve, config, samples, covariance, shared, deltas)

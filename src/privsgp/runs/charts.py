@@ -15,6 +15,7 @@ from markupsafe import Markup
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from privsgp.models import Shape
     from privsgp.runs.views import RunView
 
     Points = Sequence[tuple[float, float]]
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 440, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 14, 10, 38
 _LOOKS = (("#0072b2", "none"), ("#d55e00", "7 4"), ("#009e73", "2 4"))
+_ROW = 18  # of a level
 _MOST = 200  # points of a curve: a screen has no room for more
 _FIGURE = Markup(
     "<figure><figcaption><strong>%s</strong>%s</figcaption>%s<details><summary>Numbers</summary>%s</details></figure>"
@@ -100,6 +102,28 @@ def _drawing(lines: Mapping[str, Points], x_label: str, write: Write) -> Markup:
         parts.append(_LINE % (" ".join(f"{a:.1f},{b:.1f}" for a, b in places), colour, dashes))
         parts.append(_DOT % (*places[-1], colour))
     return Markup().join(parts)
+
+
+def forest(shape: Shape) -> Markup:
+    """Return the scores of an additive model's levels, a row each, with the band of the noise."""
+    half = shape.half_widths or [0.0] * len(shape.labels)
+    bands = [(score - h, score, score + h) for score, h in zip(shape.scores, half, strict=True)]
+    xs = ticks([end for band in bands for end in band])
+    left, right, bottom = WIDTH * 0.36, WIDTH - _RIGHT, _TOP + len(bands) * _ROW
+    parts = [_TEXT % ((left + right) / 2, bottom + _BOTTOM - 4, "middle", "score")]
+    for t in xs:
+        x = _placed(t, xs, left, right)
+        parts += [_RULE % (x, x, _TOP, bottom), _TEXT % (x, bottom + 17, "middle", number(t))]
+    for i, (label, band) in enumerate(zip(shape.labels, bands, strict=True)):
+        (low, x, high), y = (_placed(end, xs, left, right) for end in band), _TOP + (i + 0.5) * _ROW
+        parts += [_TEXT % (left - 7, y + 4, "end", label[:24]), _DOT % (x, y, _LOOKS[0][0])]
+        parts.append(_LINE % (f"{low:.1f},{y:.1f} {high:.1f},{y:.1f}", _LOOKS[0][0], "none"))
+    head = ["level", "score", "noise"]
+    rows = [[label, f"{band[1]:.3f}", f"± {h:.3f}"] for label, band, h in zip(shape.labels, bands, half, strict=True)]
+    if shape.half_widths is None:
+        head, rows = head[:2], [row[:2] for row in rows]
+    drawing = _SVG % (WIDTH, bottom + _BOTTOM, f"{shape.title}: score of each level", Markup().join(parts))
+    return _FIGURE % (shape.title, "", drawing, table(head, rows))
 
 
 def figures(view: RunView) -> list[Markup]:

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     Rules = Iterator[tuple[object, str, str]]  # whether keys exclude each other, the keys, what to do
 
-PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses and chooses from
+PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses
 SITES = "sites"  # the data.name of arrays that each node brings, from Python
 _FINEST = 2.0**-60  # of a clip: the squares of entries far below have no relative precision left, which κ rests on
 _SCALE, _DIFFERENCE = "algorithm.difference_scale", "algorithm.difference_clip"
@@ -73,7 +73,6 @@ def _one_of(known: Collection[str], *, unsaid: str | None = None) -> AfterValida
 
 
 _OF_PERSONS = set(PersonOptions.model_fields)
-PERSONS = ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd")  # what clips a person's mean gradient
 _FILE_OR_TABLE = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]})
 _SiteName = Annotated[str, Field(pattern=r"^\w[\w.-]{0,63}$")]
 # pydantic has a method `schema`, deprecated for years, that the key of [data] hides.
@@ -218,7 +217,7 @@ class Privacy(_Planned):
 
 
 class AlgorithmSection(_Planned, UpdateOptions, FinalModel):
-    """The method. Name, batch, steps, step_size and weights may be "auto": the planner chooses them."""
+    """The method. Batch, steps and step_size may be "auto": the planner chooses them."""
 
     name: Annotated[str, _one_of(ALGORITHMS)] = option("privsgp-vr", "the method")
     batch: Positive = option(16, "b: expected samples a step, at the mean size; node i draws with q = b/J̄")
@@ -450,11 +449,19 @@ class Config(Options):
         both = self.evaluation.share is not None and p.relation == "replace-one"
         remedy = "take 'zero-out': the sides have public sizes, and another person may be on the other side"
         yield both, "privacy.relation evaluation.share data.person", remedy
-        yield d.text or d.images, "data.person", "it is for tables, .npz files and arrays: leave it out"
-        known = {} if d.schema is None else d.schema.encoded | dict.fromkeys(d.schema.target.columns)
-        yield d.person in known, "data.person", "no model may see whose row it is: let the schema ignore it"
-        other = self.algorithm.name not in PERSONS
-        yield other, "data.person algorithm.name", f"take one of {', '.join(PERSONS)}"
+        unnamed = d.images is not None and (d.person.count("{person}") != 1 or d.rows_date is not None)
+        yield unnamed, "data.person data.images", 'write it like "{person}_*.png", without rows_date'
+        known = set() if d.schema is None else {*d.schema.encoded, *d.schema.target.columns}
+        known |= set() if d.text is None else {d.text.column, d.text.label}
+        yield (
+            d.person in known,
+            "data.person",
+            "no model may see whose row it is: let the schema ignore it, or name another",
+        )
+        method = ALGORITHMS[self.algorithm.name]
+        apart = s > 1 and (method.pooled or method.asynchronous)
+        remedy = "leave it out: sites with one table, or with other numbers of steps, are no sites alike"
+        yield apart, "privacy.sites_per_person algorithm.name", remedy
 
     def _privacy_rules(self) -> Rules:
         p, method = self.privacy, ALGORITHMS[self.algorithm.name]
@@ -491,9 +498,6 @@ class Config(Options):
             yield unpaid, f"{first} privacy.epsilon", remedy
             remedy = f"give the number itself: the planner knows {', '.join(PLANNED)}"
             yield a.name not in PLANNED, f"{first} algorithm.name", remedy
-        for key in ("difference_clip", "difference_scale") if "name" in a.auto else ():
-            given = getattr(a, key, None) not in (None, "auto")
-            yield given, f"algorithm.{key} algorithm.name", "leave it out"
         pushed = method.step is PushSum.step and method.network == "directed"
         remedy = "take privsgp, privsgp-vr or privsgp-sag: a node of push-sum can keep what a message leaves out. "
         remedy += "Compressed messages, servers, and pairs that average have no place for it"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.data import draft, tables
 from privsgp.data.loading import same_file, site_paths
+from privsgp.data.persons import NAMES
 from privsgp.data.same_records import same_rows
 from privsgp.errors import Refused
 from privsgp.files import write
@@ -43,7 +44,7 @@ delta = 1e-5                # far below 1 / records of a site
 clip = "auto"               # the planner chooses it, like the values below; `privsgp plan run.toml --write` writes all
 
 [algorithm]
-name = "privsgp-sag"        # "auto" tries several
+name = "privsgp-sag"
 batch = "auto"
 steps = "auto"              # the planner chooses, on made-up data
 step_size = "auto"
@@ -111,7 +112,7 @@ def _run(
         made.classes is None and made.times is None,
         [name for name, _ in tables.repeating(table, made) if name in made.columns],
     )
-    names += [name for name, one in made.columns.items() if isinstance(one, Ignored) and tables.NAMES.search(name)]
+    names += [name for name, one in made.columns.items() if isinstance(one, Ignored) and NAMES.search(name)]
     name = json.dumps((names or [""])[0], ensure_ascii=False)
     lines = f"# person = {name}  # whose row it is: ε is then for a person\n# rows_per_person = 4\n"
     network = '"hazard"  ' if made.times is not None else '"linear"  ' if regression else '"logistic"'

@@ -279,6 +279,7 @@ def first_model(
         outputs=models.outputs(config.model.loss, classes=classes, target_shape=target),
         seed=public_seed(config.seed, config.shared_hash(), "x0"),
         vocabulary=config.data.tokens if encoder is None else None,
+        schema=config.data.schema if encoder is None else None,
         device=device,
         **config.options("model"),
     )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from privsgp.options import Section
 
-AUTO = ("name", "steps", "step_size", "batch", "weights")  # of [algorithm]: what can be left to the planner
+AUTO = ("steps", "step_size", "batch")  # of [algorithm]: what can be left to the planner
 CLIP = "privacy.clip"  # which can be left to it too
 MAY_BE_AUTO = (*(f"algorithm.{key}" for key in AUTO), CLIP)
 

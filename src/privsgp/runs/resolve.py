@@ -54,6 +54,13 @@ def pooled(config: Config, problem: Problem) -> tuple[Config, Problem]:
     n, p = config.data.nodes, config.privacy
     if n == 1 or not ALGORITHMS[config.algorithm.name].pooled:
         return config, problem
+    if (persons := problem.dataset.persons) is not None:
+        known = np.unique(persons.hashes[np.concatenate(problem.parts)], axis=0)
+        if len(known) < sum(problem.samples):
+            raise Refused(
+                f"{config.algorithm.name} puts all rows in one table, and a person has rows at several nodes",
+                "give all rows of a person to one node, or take a method that leaves them where they are",
+            )
     strictest = {"delta": min(per_node(p.delta, n))}
     if p.epsilon is not None:
         strictest["epsilon"] = min(per_node(p.epsilon, n))

@@ -34,13 +34,23 @@ from privsgp.files import read_json, write_json
 from privsgp.gradients import Layout
 from privsgp.runs import card as cards
 from privsgp.runs import charts, views
-from privsgp.runs.rows import checked, encoded_rows, labelled_rows, labels, refuse_records, times_of, unit_of
+from privsgp.runs.rows import (
+    checked,
+    encoded_rows,
+    labelled_rows,
+    labels,
+    refuse_records,
+    schema_of,
+    times_of,
+    unit_of,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
     from privsgp.engine.folder import Folder
+    from privsgp.models import Shape
     from privsgp.runs.views import RunView
 
     Samples = Any  # arrays, tensors, a data frame, a torch Dataset, or the path of a file
@@ -228,6 +238,30 @@ class Result:
         )
         return measure(outputs, targets)
 
+    def export(self, path: str | Path) -> None:
+        """Write the model, with its feature map, as an ONNX file that takes any number of samples.
+
+        Args:
+            path: The file, for example "model.onnx". Its input is called `x`, its output `outputs`.
+
+        Raises:
+            Refused: If the packages onnx and onnxscript are not installed, or torch cannot export the model.
+
+        """
+        sample = torch.zeros(2, *self.card["input_shape"])
+        kind = next(self.model.parameters()).dtype if self.card.get("vocabulary") is None else torch.int64
+        dynamic = ({0: torch.export.Dim("samples")},)
+        try:
+            torch.onnx.export(
+                self.model.eval().cpu(), (sample.to(kind),), str(path), input_names=["x"], output_names=["outputs"],
+                dynamic_shapes=dynamic, dynamo=True, external_data=False, verbose=False,
+            )  # fmt: skip
+        except ImportError as error:  # 43 MB with what they need: too much for all users
+            raise Refused(f"export needs a package: {error}", "pip install onnx onnxscript") from error
+        except torch.onnx.OnnxExporterError as error:
+            what = f"torch cannot export {type(self.model).__name__}: {str(error).strip()[:200]}"
+            raise Refused(what, "use predict, or the safetensors file") from error
+
     def _measured(self, data: Any, *, every: bool = False) -> tuple[Any, Any]:  # noqa: ANN401 - any
         """Return samples and targets; refuse records of this private run, or of `every` one."""
         if isinstance(data, str | Path):
@@ -241,6 +275,23 @@ class Result:
             raise Refused(f"data is a {type(data).__name__}", "give (x, y), a torch Dataset, or the path of a file")
         refuse_records(self.folder, what, self.card, checked(x, self.card), every=every)
         return x, y
+
+    def shapes(self) -> list[Shape]:
+        """Return what each column adds to the score of an additive model, and how far noise may have moved it.
+
+        Returns:
+            A `privsgp.models.Shape` for each column, then for each pair of columns. Scores are log odds of the second
+            class, or have the unit of the table.
+
+        Raises:
+            Refused: If the model is not additive.
+
+        """
+        kind = self.card["model"]
+        if kind["name"] != "additive":
+            raise Refused(f"model.name = {kind['name']!r} has no shapes", 'train [model] name = "additive"')
+        weight, noise = self.model[1].weight.detach().cpu(), self.summary.get("weight_noise")  # type: ignore[index]
+        return models.shapes(schema_of(self.card), kind["bins"], kind["pairs"], weight, noise)
 
     @property
     def view(self) -> RunView:
@@ -257,7 +308,8 @@ class Result:
             '<tr><th style="text-align:left">%s</th><td style="text-align:left;white-space:pre-wrap">%s</td></tr>'
         )
         rows = Markup().join(row % pair for pair in self.view.facts)
-        drawn = Markup().join(charts.figures(self.view))
+        shapes = self.shapes() if self.card["model"]["name"] == "additive" else []
+        drawn = Markup().join([*charts.figures(self.view), *map(charts.forest, shapes)])
         page = Markup('<table><caption>%s</caption>%s</table><div style="max-width:30em">%s</div>')
         return str(page % (self.summary["name"], rows, drawn))
 
@@ -352,6 +404,7 @@ def _bare(card: dict[str, Any], model: nn.Module | None, path: Path) -> nn.Modul
         outputs=models.outputs(card["loss"], classes=card["classes"], target_shape=tuple(card["target_shape"])),
         seed=0,
         vocabulary=card.get("vocabulary") if card["features"]["name"] == "none" else None,
+        schema=schema_of(card) if name == "additive" else None,
     )
     layout = Layout.of(made(device="meta", **options))
     if there != {name: tuple(shape) for name, shape in zip(layout.names, layout.shapes, strict=True)}:

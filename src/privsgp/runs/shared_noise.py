@@ -14,7 +14,6 @@ from privsgp.transport.world import World, blocks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from privsgp.accounting.pairwise import NoiseGraph
     from privsgp.runs.config import Config
 
 _SIMILAR = 0.01  # by which shared noise that two sites computed may differ: a minimum is searched for
@@ -23,7 +22,7 @@ LEAST = 1e-100  # a σ that another process may send: weights are made of its sq
 
 
 def share_noise(
-    config: Config, graph: NoiseGraph, samples: Sequence[int], needed: Sequence[float], world: World,
+    config: Config, samples: Sequence[int], needed: Sequence[float], world: World,
     agreed: dict[str, Any] | None = None,
 ) -> PairwiseCovariance:  # fmt: skip
     """Return pairwise noise that is worth, before the worst coalition, the σ_i that each node needs.
@@ -34,9 +33,9 @@ def share_noise(
     Guarantee: whatever was proposed, it is worth to each node here what it needs, by this process's own count.
     """
     weights = node_weights(config.algorithm.weights, samples, needed, shared=True)
-    wanted = (needed, config.honest, config.pair_ratio, graph, weights)
+    wanted = (needed, config.honest, config.pair_ratio, weights)
     if agreed is not None:
-        shared = _covariance(graph, agreed, weights)
+        shared = _covariance(agreed, weights)
         _refuse_other_noise(shared, solve(*wanted))
         _refuse_too_little(shared, config.honest, needed, range(len(needed)), "the agreement has")
         return shared
@@ -45,14 +44,14 @@ def share_noise(
     kind = keys(own=exactly(len(needed), size), pair=size)
     proposed: Any = None if found is None else {"own": list(found.own), "pair": found.pair}
     said = world.all_gather_each(proposed, [kind, *[None] * (world.size - 1)])[0]
-    shared = _covariance(graph, said, weights)
+    shared = _covariance(said, weights)
     here = blocks(len(needed), world.size)[world.rank]
     world.all_or_none(lambda: _refuse_too_little(shared, config.honest, needed, here, "process 0 proposes"))
     return shared
 
 
-def _covariance(graph: NoiseGraph, said: dict[str, Any], weights: Sequence[float] | None) -> PairwiseCovariance:
-    return PairwiseCovariance(graph, tuple(said["own"]), said["pair"], None if weights is None else tuple(weights))
+def _covariance(said: dict[str, Any], weights: Sequence[float] | None) -> PairwiseCovariance:
+    return PairwiseCovariance(tuple(said["own"]), said["pair"], None if weights is None else tuple(weights))
 
 
 def _refuse_other_noise(agreed: PairwiseCovariance, found: PairwiseCovariance) -> None:
@@ -78,7 +77,7 @@ def _refuse_too_little(
             )
 
 
-def correlation(config: Config, graph: NoiseGraph, samples: Sequence[int]) -> float:
+def correlation(config: Config, samples: Sequence[int]) -> float:
     """Return what messages will show of each other if one ε holds for all nodes: they need σ_i in proportion to 1/J_i.
 
     It is a search's start. Once noise is known, `PairwiseCovariance.correlation` is counted.
@@ -87,5 +86,5 @@ def correlation(config: Config, graph: NoiseGraph, samples: Sequence[int]) -> fl
     if config.data.rows_per_person is None or isinstance(p.epsilon, list) or isinstance(p.delta, list):
         return 1.0
     weights = node_weights(config.algorithm.weights, samples, needed, shared=True)
-    found = solve(needed, config.honest, config.pair_ratio, graph, weights).correlation(config.honest, needed)
+    found = solve(needed, config.honest, config.pair_ratio, weights).correlation(config.honest, needed)
     return min(1.0, found * (1 + (_SAME if len(set(samples)) == 1 else _SIMILAR)))

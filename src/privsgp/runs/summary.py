@@ -14,6 +14,7 @@ from privsgp.accounting.statements import by_sites
 from privsgp.files import finite
 from privsgp.options import NotNegative
 from privsgp.outside import Number, Whole, keys
+from privsgp.runs.config import PLANNED
 
 if TYPE_CHECKING:
     from privsgp.engine.spec import RunSpec
@@ -69,7 +70,9 @@ def summary(
     known = [math.inf if epsilon is None else epsilon for epsilon in spent]
     worst = known.index(max(known)) if node is None else node
     guess = _numbers(seen["guess"])
-    rests_on = {} if spec.pretraining is None else {"pretraining": spec.pretraining}
+    rests_on: dict[str, Any] = {} if spec.pretraining is None else {"pretraining": spec.pretraining}
+    if spec.card["model"]["name"] == "additive" and node is None:  # a site has a model of its own
+        rests_on["weight_noise"] = weight_noise(spec, outcome.steps)
     return rests_on | {
         "version": SUMMARY_VERSION,
         "name": spec.name,
@@ -111,6 +114,24 @@ def summary(
     }
 
 
+def weight_noise(spec: RunSpec, steps: int) -> float | None:
+    """Return the standard deviation of the noise in each weight of the average model if no gradient corrects it.
+
+    Column-stochastic mixing conserves the sum of the models, so the noise of step k moves their average by γ Σ p_i ξ_i.
+    An average of iterates has it in the share of them that follow. Momentum can only lower it.
+
+    Assumes: gradients do not amplify noise. That holds to first order if the loss is convex and γ below 1/smoothness.
+    """
+    p, n = spec.protection, spec.nodes
+    if spec.algorithm.name not in PLANNED:
+        return None
+    parts = zip(spec.weights or [1 / n] * n, p.mechanisms, strict=True)
+    sigma = math.hypot(*(w * m.sigma for w, m in parts)) if p.covariance is None else p.covariance.average_sigma
+    last = round(spec.final_model.share * spec.steps) if spec.final_model.average == "tail" else 1
+    kept = max(1, last - (spec.steps - steps))
+    return sigma * math.hypot(*(spec.step_size(k) * min(1.0, (steps - k) / kept) for k in range(steps)))
+
+
 def person(spec: RunSpec, outcome: Outcome, node: int) -> dict[str, Any]:
     """Return what a person is, and ε of one by how many sites like this node hold rows of it; nothing for records."""
     p = spec.protection
@@ -133,7 +154,7 @@ def shared_noise(spec: RunSpec, node: int) -> dict[str, Any] | None:
     if p.covariance is None or p.trust_curve is None or shared is None:
         return None
     honest, most = shared.honest, spec.steps if p.allowance is None else p.allowance[node]
-    told = {"honest": honest, "partners": p.covariance.graph.partners, "node": node}
+    told = {"honest": honest, "partners": p.covariance.nodes - 1, "node": node}
     curve = [[h, finite(epsilon)] for h, epsilon in p.trust_curve(node, most)]
     return told | p.covariance.to_json(honest) | {"curve": curve}
 

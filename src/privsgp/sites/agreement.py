@@ -173,6 +173,12 @@ class Agreement(Study):
         """How many sites have to be honest for ε to hold, oneself included, where noise is shared."""
         return self.config.honest if self.config.pairwise else None
 
+    @property
+    def if_honest(self) -> str:
+        """The assumption of ε about other sites, for pairwise noise."""
+        h, n = self.honest, len(self.roster)
+        return "" if h is None else f" if {h} of the {n} sites are honest, this one included"
+
     @cached_property
     def graph(self) -> Graph:
         """The links."""

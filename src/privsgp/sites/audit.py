@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting.chain import Chain, replay
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _ALL = 16  # lines of one kind of one peer that are all kept
+_SHOWN = 5  # newest lines that `privsgp status` shows
 _LET_IN = "outlier"  # a message that was taken, and is far outside what others send
 _NAMED = (
     "weight",
@@ -40,6 +41,7 @@ class Audit:
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
         self._warnings: dict[tuple[str, str], dict[str, Any]] = {}  # by kind and peer, of earlier processes too
+        self._newest: deque[dict[str, Any]] = deque(maxlen=_SHOWN)
         if path.exists():
             with opened(path) as file:
                 replay(path, file, self._name)
@@ -67,15 +69,23 @@ class Audit:
                 _LOG.warning("%s; not written down: %s of %s", error, kind, peer)
 
     def _name(self, line: Line) -> None:
-        """Keep the first line of a kind that a peer is named for."""
-        if isinstance(line, dict) and line["kind"] in _NAMED:
-            named = {key: line[key] for key in ("at", "kind", "peer", "what")}
+        """Keep the newest lines, and the first line of a kind that a peer is named for."""
+        if not isinstance(line, dict):
+            return
+        named = {key: line[key] for key in ("at", "kind", "peer", "what")}
+        self._newest.append(named)
+        if line["kind"] in _NAMED:
             self._warnings.setdefault((line["kind"], line["peer"]), named | {"refused": line["kind"] != _LET_IN})
 
     def warnings(self) -> list[dict[str, Any]]:
         """Return what people should know of members in this run: when, who, what, and whether it was refused."""
         with self._lock:
             return list(self._warnings.values())
+
+    def newest(self) -> list[dict[str, Any]]:
+        """Return the newest lines of the log, the oldest of them first."""
+        with self._lock:
+            return list(self._newest)
 
     def counts(self) -> dict[str, int]:
         """Return how often each kind was refused since this process began."""

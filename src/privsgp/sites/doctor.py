@@ -35,7 +35,7 @@ _PATIENCE = 5.0
 _SOON = dt.timedelta(days=7)
 
 
-class Finding(NamedTuple):
+class _Finding(NamedTuple):
     """One thing that was looked at."""
 
     what: str
@@ -43,7 +43,7 @@ class Finding(NamedTuple):
     text: str
 
 
-def examine(site: Site, agreement: Agreement) -> list[Finding]:
+def examine(site: Site, agreement: Agreement) -> list[_Finding]:
     """Look at everything that can be looked at from here."""
     looks: dict[str, Callable[[Site, Agreement], str]] = {
         "roster": _member,
@@ -62,11 +62,11 @@ def _runs(agreement: Agreement) -> set[Path]:
     return {agreement.default_folder.resolve(), *(Path(entry.folder) for entry in Book().entries())}
 
 
-def _found(what: str, look: Callable[[Site, Agreement], str], site: Site, agreement: Agreement) -> Finding:
+def _found(what: str, look: Callable[[Site, Agreement], str], site: Site, agreement: Agreement) -> _Finding:
     try:
-        return Finding(what, fine=True, text=look(site, agreement))
+        return _Finding(what, fine=True, text=look(site, agreement))
     except Refused as refused:
-        return Finding(what, fine=False, text=f"{refused.what}: {refused.remedy}")
+        return _Finding(what, fine=False, text=f"{refused.what}: {refused.remedy}")
 
 
 def _member(site: Site, agreement: Agreement) -> str:
@@ -96,12 +96,12 @@ def _certificate(site: Site, _agreement: Agreement) -> str:
     return f"good until {until:%Y-%m-%d}{soon}"
 
 
-def _left_keys(runs: set[Path]) -> list[Finding]:
+def _left_keys(runs: set[Path]) -> list[_Finding]:
     """List the keys for shared noise of runs that nobody continues at the moment."""
     keys = [run / "private" / "pair.key" for run in sorted(runs) if (run / "private" / "pair.key").exists()]
     text = "is left from a run that has stopped: continue the run, or `privsgp leave` deletes it"
     left = [key for key in keys if not _in_use(key.parent.parent)]  # a run that is in use needs its key
-    return [Finding("key left", fine=True, text=f"{key} {text}") for key in left]
+    return [_Finding("key left", fine=True, text=f"{key} {text}") for key in left]
 
 
 def _port(site: Site, agreement: Agreement) -> str:

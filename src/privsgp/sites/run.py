@@ -34,7 +34,7 @@ from privsgp.runs import card as cards
 from privsgp.runs.summary import seen
 from privsgp.runs.summary import summary as summarised
 from privsgp.runs.train import save_model, versions
-from privsgp.sites import signed, status
+from privsgp.sites import signed, status, web
 from privsgp.sites import sums as site_sums
 from privsgp.sites.agreement import Agreement, refuse_counted
 from privsgp.sites.audit import Audit
@@ -126,9 +126,7 @@ def wire(site: Site, agreement: Agreement, folder: Folder, rounding: Rounding | 
         sync_names(private)
     members.take_up(*signed.known(folder.path))
     leaving = _leaving(folder)
-    transport = SitesTransport(
-        site, members, outbox, private / "taken.jsonl", lambda: stopping.asked or leaving.exists(), rounding
-    )
+    transport = SitesTransport(site, members, outbox, lambda: stopping.asked or leaving.exists(), rounding)
     relays = agreement.relay is not None and agreement.relay.identity == site.card.identity
     server = Server(site, members, outbox, audit, relay=Relay(changed) if relays else None)
     client = Client(site, members, outbox, audit)
@@ -180,7 +178,7 @@ def join(
         with (
             network.opened(),
             status.kept(network, folder),
-            status.served(metrics, lambda: status.metrics(network, spent())),
+            _metrics(metrics, lambda: status.metrics(network, spent())),
         ):
             try:
                 _wait_for_signatures(network, say)
@@ -200,6 +198,14 @@ def join(
             network.members.enter("finished")
             _see_off(network, say)
         return summary
+
+
+def _metrics(address: str | None, made: Callable[[], str]) -> contextlib.AbstractContextManager[None]:
+    """Serve metrics for Prometheus at HOST:PORT/metrics, if asked for."""
+    if address is None:
+        return contextlib.nullcontext()
+    pages = {"/metrics": lambda: web.Answer(made(), "text/plain; version=0.0.4")}
+    return web.served("--metrics", address, pages)
 
 
 def _opened(study: Path, home: Path, out: Path | None) -> tuple[Site, Agreement, Folder]:

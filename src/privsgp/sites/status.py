@@ -1,7 +1,7 @@
 """The status of a run at a site: each site, each link, and the cause of a failure.
 
-`state` is the one source: `privsgp status` reads it from status.json, Prometheus as metrics, which are off unless asked
-for. It decides nothing, and nothing of it depends on records: steps, links and their messages, sites, refusals.
+`state` is the one source: `privsgp status` and its page read it from status.json, Prometheus as metrics, which are off
+unless asked for. It decides nothing, and nothing of it depends on records: steps, links, messages, sites, refusals.
 """
 
 from __future__ import annotations
@@ -13,26 +13,30 @@ import math
 import os
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
+from privsgp.accounting import ledger, policy
+from privsgp.accounting.book import Book
 from privsgp.accounting.shown import up
 from privsgp.errors import Refused
-from privsgp.sites.identity import is_address
+from privsgp.files import finite, read_bytes
 from privsgp.sites.net.causes import Cause, own_certificate
 from privsgp.sites.protocol.peers import RELAY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from privsgp.engine.folder import Folder
+    from privsgp.sites.agreement import Agreement
+    from privsgp.sites.identity import Site
     from privsgp.sites.run import Network
 
 _EVERY = 0.5  # seconds between two versions of status.json
 _LOG = logging.getLogger(__name__)
 
 
-def state(network: Network) -> dict[str, Any]:
+def state(network: Network, seconds_left: float | None = None) -> dict[str, Any]:
     """Return the state of a run as this site sees it: JSON."""
     members, roster, node = network.members, network.agreement.roster, network.node
     sites = {roster[i].name: members.presence(i) | _error(network, i) for i in members.others}
@@ -44,7 +48,10 @@ def state(network: Network) -> dict[str, Any]:
         | _worded(own_certificate(network.site)),
         "sites": sites,
         "links": [_link(network, *link) for link in links],
+        "rounds": members.agreement.rounds,
+        "seconds_left": seconds_left,
         "refused": network.audit.counts(),
+        "newest": network.audit.newest(),
         "warnings": network.audit.warnings(),
     }
 
@@ -103,6 +110,12 @@ def _worded(cause: Cause | None) -> dict[str, str | None]:
 def kept(network: Network, folder: Folder) -> Iterator[None]:
     """Keep status.json up to date, and log when this site's own certificate is not valid."""
     ended = threading.Event()
+    began, first = time.monotonic(), network.members.step
+
+    def seconds_left() -> float | None:
+        """Return how long the rest takes if it goes on as in this process; None before its first step."""
+        done, rest = network.members.step - first, network.members.agreement.rounds - network.members.step
+        return None if done < 1 else round((time.monotonic() - began) / done * max(rest, 0), 1)
 
     def keep() -> None:
         logged: dict[str, dict[str, str]] = {}
@@ -111,7 +124,7 @@ def kept(network: Network, folder: Folder) -> Iterator[None]:
             for text in found.keys() - logged:
                 _LOG.warning(text, extra=found[text])
             logged = found
-            _write(network, folder)
+            _write(network, folder, seconds_left())
 
     _write(network, folder)
     thread = threading.Thread(target=keep, daemon=True)
@@ -124,10 +137,10 @@ def kept(network: Network, folder: Folder) -> Iterator[None]:
         _write(network, folder)
 
 
-def _write(network: Network, folder: Folder) -> None:
+def _write(network: Network, folder: Folder, seconds_left: float | None = None) -> None:
     temporary = folder.path / "private" / "status.new"
     with contextlib.suppress(OSError):  # a full disk: the run itself says so
-        temporary.write_text(json.dumps(state(network)))
+        temporary.write_text(json.dumps(state(network, seconds_left)))
         temporary.replace(folder.path / "status.json")
 
 
@@ -175,38 +188,32 @@ def _metric(name: str, kind: str, meaning: str, values: Mapping[str, float]) -> 
     return [f"# HELP {full} {meaning}", f"# TYPE {full} {kind}", *shown]
 
 
-@contextlib.contextmanager
-def served(address: str | None, made: Callable[[], str]) -> Iterator[None]:
-    """Serve metrics at HOST:PORT/metrics while the block runs."""
-    if address is None:
-        yield
-        return
-    if not is_address(address):
-        raise Refused(f"--metrics {address}", "write HOST:PORT, for example 127.0.0.1:9464")
-    host, _, port = address.rpartition(":")
+def read(agreement: Agreement, site: Site, place: Path) -> dict[str, Any]:
+    """Return what status.json, the ledger and the budget book of a site say of its run: JSON."""
+    path = place / "status.json"
+    if not path.exists():
+        raise Refused(f"{place} has no status.json", "join first, or name the run's folder with --out")
+    found: dict[str, Any] = json.loads(read_bytes(path))
+    if "newest" not in found:
+        raise Refused(f"{path} is of an older release", "join again, or show it with that release")
+    node = agreement.node(site)
+    kept = place / "ledger" / f"node-{node}.jsonl"
+    segments = ledger.read(kept) if kept.exists() else []
+    sent, charged = sum(one.sent for one in segments), sum(one.charged for one in segments)
+    return found | {
+        "releases": sent, "reserved": charged - sent, "epsilon_budget": agreement.epsilon[node],
+        "honest": agreement.honest, "budget_book": _budget(agreement.run, node, site),
+    }  # fmt: skip
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 5.0
 
-        def do_GET(self) -> None:
-            body = made().encode()
-            self.send_response(200 if self.path == "/metrics" else 404)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.end_headers()
-            if self.path == "/metrics":
-                self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Log no requests."""
-
-    try:
-        server = ThreadingHTTPServer((host.strip("[]"), int(port)), Handler)
-    except OSError as error:
-        raise Refused(f"--metrics {address}: {error.strerror}", "choose another port") from error
-    server.daemon_threads = False  # what is being answered is answered to its end
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
+def _budget(run: str, node: int, site: Site) -> dict[str, float | None] | None:
+    """Return what the record that has spent most has spent over all runs, and what policy.toml allows in all."""
+    for one in Book().data_sets():
+        mine = [entry for entry in one.entries if (entry.run, entry.node) == (run, node)]
+        if mine and mine[0].relation == one.relation:
+            limits = policy.read(site.home / "policy.toml") or policy.Policy()
+            return {
+                "epsilon_spent": finite(one.spent.epsilon), "delta_spent": one.spent.delta,
+                "epsilon_total": limits.epsilon_total, "delta_total": limits.delta_total,
+            }  # fmt: skip
+    return None

@@ -6,7 +6,6 @@ The arithmetic of links is transport/link.py's. A run of sites gives the same bi
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,7 +23,6 @@ from privsgp.transport.protocol import Transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -52,10 +50,10 @@ class SitesTransport(Transport):
     local: ClassVar[bool] = False
 
     def __init__(
-        self, site: Site, members: Gossip, outbox: Outbox, log: Path, stop: Callable[[], bool] = lambda: False,
+        self, site: Site, members: Gossip, outbox: Outbox, stop: Callable[[], bool] = lambda: False,
         rounding: Rounding | None = None,
     ) -> None:  # fmt: skip
-        self.site, self.members, self.outbox, self.log = site, members, outbox, log
+        self.site, self.members, self.outbox = site, members, outbox
         self.agreement, self.node, self.inbox = members.agreement, members.node, members.inbox
         self.graph, self.message_bytes = self.agreement.graph, self.agreement.message_bytes
         self.outliers = Outliers(self.agreement, self.node)
@@ -233,7 +231,12 @@ class SitesTransport(Transport):
         if drained is not None:  # no link is stopped: honest sites lose weight too, to a site that is down
             self.members.accuse(drained[0].source, drained[1])
         self.counts[1] += len(taken)
-        self._write(k, sent, taken, [(target, step) for target, step, _ in returned])
+        done = {
+            "step": k, "sent": sent, "taken": [(frame.header.source, frame.header.step) for frame in taken],
+            "anew": [self.targets[link] for link in (self.anew == k).nonzero()[:, 0].tolist()],
+            "returned": [(target, step) for target, step, _ in returned],
+        }  # fmt: skip
+        _LOG.debug("step %d is done", k, extra=done)  # with these a simulation can make the same run again
         self.members.reached(k + 1)
         self._hold(k, self._stopped)
         return torch.from_numpy(mixed)[None].to(x.device), torch.tensor([total], dtype=torch.float64)
@@ -287,16 +290,6 @@ class SitesTransport(Transport):
 
     def _names(self, nodes: Iterable[int]) -> str:
         return ", ".join(self.agreement.roster[j].name for j in nodes)
-
-    def _write(self, k: int, sent: list[int], taken: list[Frame], returned: list[tuple[int, int]]) -> None:
-        """Write down which messages were taken when: with it a simulation can make the same run again."""
-        line: dict[str, Any] = {"step": k, "sent": sent}
-        line["taken"] = [(frame.header.source, frame.header.step) for frame in taken]
-        if anew := [self.targets[link] for link in (self.anew == k).nonzero()[:, 0].tolist()]:
-            line["anew"] = anew
-        self.log.touch(0o600)
-        with self.log.open("a") as file:
-            file.write(json.dumps(line | ({"returned": returned} if returned else {})) + "\n")
 
     def _wait(self, k: int) -> None:
         """Wait for this step's messages until the deadline; longer for links that were silent for too long.

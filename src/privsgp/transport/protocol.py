@@ -46,10 +46,6 @@ class Transport(Protocol):
         """Return what a checkpoint must hold besides x and w; it is read back into the same tensors."""
         return {}
 
-    def restart(self, x: Tensor, w: Tensor) -> None:
-        """Begin anew: the nodes hold x and w, and nothing was ever sent."""
-        del x, w
-
     def gather(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return all nodes' x and w where the run has ended: in process 0, and None elsewhere."""
         return x, w

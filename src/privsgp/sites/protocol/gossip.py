@@ -42,7 +42,7 @@ _Word = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 _Progress = tuple[Whole, Newest, Signature]  # steps made, the newest sent to a target, and the signature of both
 
 
-class Evidence(Options):
+class _Evidence(Options):
     """The header of a message, as its sender signed it."""
 
     header: Annotated[str, Field(pattern=r"^[\x20-\x7e]{2,1024}$")]
@@ -60,7 +60,7 @@ class Yours(Options):
     """The newest step, header and process number that a site knows of its peer."""
 
     newest: Newest
-    proof: Evidence | None
+    proof: _Evidence | None
     process: Process | None = None
     word: _Word | None = None  # of its last hello
     continues: bool = False  # whether it can read increments to that step's sums
@@ -104,7 +104,7 @@ class Hello(Options):
     heard: dict[Node, Annotated[float, Field(ge=0, le=LONG_AGO)]]
     yours: Yours
     pair_keys: dict[Node, Annotated[str, Field(pattern=f"^{pairs.WORD}$")]]
-    heads: dict[Node, Evidence]
+    heads: dict[Node, _Evidence]
 
 
 Said = TypeVar("Said", bound=Options)
@@ -286,7 +286,7 @@ class Gossip(PeerTable):
             if self.agreement.roster[i].signed(b"progress", text, signature):
                 other.step, other.sent = made, sent
 
-    def prove(self, told: Evidence | None) -> None:
+    def prove(self, told: _Evidence | None) -> None:
         """Look at a message that a peer has from this site; keep it if it is not in this site's log.
 
         The peer's word is not enough: it has to show this site's signature.
@@ -341,7 +341,7 @@ class Gossip(PeerTable):
         self.accuse(self.node, Rejected("copy", what, {"process": told.model_dump()}))
         self.store.skip(self.newer)
 
-    def _verified(self, node: int, header: Header, told: Evidence) -> Frame:
+    def _verified(self, node: int, header: Header, told: _Evidence) -> Frame:
         """Return a header of a message that a node may send in this run, and has signed; reject any other.
 
         It is passed on as this site writes it: everybody must find in it what was found here.
@@ -350,7 +350,7 @@ class Gossip(PeerTable):
         refuse_head(self.agreement, node, header.target, header, signature)
         return Frame(header, signature, b"")
 
-    def _hear_heads(self, told: dict[int, Evidence]) -> None:
+    def _hear_heads(self, told: dict[int, _Evidence]) -> None:
         """Take in headers of others' messages; keep evidence of two messages of one link and step."""
         for node, one in told.items():
             if node == self.node:

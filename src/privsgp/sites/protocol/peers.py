@@ -28,7 +28,7 @@ _WORDS = 8  # hellos to a peer of which an answer counts
 
 
 @dataclass
-class Peer:
+class _Peer:
     """What is known of a site."""
 
     heard: float = -LONG_AGO  # when it last spoke to this site, or to a site that reports it; on the monotonic clock
@@ -53,7 +53,7 @@ class PeerTable:
     def __init__(self, agreement: Agreement, node: int, inbox: Inbox) -> None:
         self.agreement, self.node, self.inbox = agreement, node, inbox
         self.store, self.changed = inbox.store, inbox.changed
-        self.others = {i: Peer() for i in range(len(agreement.roster)) if i != node}
+        self.others = {i: _Peer() for i in range(len(agreement.roster)) if i != node}
         self.signatures: dict[int, str] = {}
         self.left: dict[int, Goodbye] = {}
         self.pair_keys: dict[int, str] = {}  # where noise is shared: each site's key for this run, signed

@@ -60,14 +60,14 @@ class Tab:
             self.asked.append(event["params"]["request"]["url"])
         return event
 
-    def open(self, path: Path, *, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
-        """Open a file in a window of this size."""
+    def open(self, path: Path | str, *, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
+        """Open a file or an address in a window of this size."""
         self.complaints.clear()
         self.asked.clear()
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=features)
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=path if isinstance(path, str) else path.as_uri())
         while self._next().get("method") != "Page.loadEventFired":
             pass
 

@@ -8,25 +8,31 @@ table belongs to no sample: padding slots of a Poisson batch point there, and it
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
+from privsgp import devices
+from privsgp.devices import at_once
+from privsgp.errors import Refused
+from privsgp.files import in_units
 from privsgp.gradients.per_sample import (
     Factors,
     PerSample,
     Piece,
     Plain,
+    broadcast,
     clip_pieces_,
     gather,
     in_float64,
     kept_numbers,
     linear,
+    numbered,
     sum_pieces,
 )
-from privsgp.gradients.tables.storage import clear, put, rounded, scatter, table_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +40,8 @@ if TYPE_CHECKING:
     Gradients = Callable[[Tensor], PerSample]
 
 Kind = Literal["dense", "factored"]
+_SHARE = 0.75  # of what is free; steps need the rest
+_LOG = logging.getLogger(__name__)
 
 
 class Table:
@@ -149,7 +157,7 @@ class Table:
         scatter(self.scale, rows, g.factor)
         for stored, factors in zip(self.parts, g.unclipped, strict=True):
             for name, factor in factors.items():
-                put(stored[name], rows, factor, g.factor)
+                _put(stored[name], rows, factor, g.factor)
 
     def _towards(self, old: Sequence[Piece], new: Sequence[Piece], C: float) -> Sequence[Piece]:
         """Return t_j + clip(g_j − t_j, C) as it can be kept, back in the ball of radius G if rounding left it."""
@@ -162,7 +170,7 @@ class Table:
     def _rounded(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
         """Return the pieces with their numbers rounded to what can be kept of them."""
         return [
-            replace(piece, **{name: rounded(f, stored[name].dtype) for name, f in piece.factors().items()})
+            replace(piece, **{name: _rounded_to(f, stored[name].dtype) for name, f in piece.factors().items()})
             for stored, piece in zip(self.parts, pieces, strict=True)
         ]
 
@@ -173,7 +181,7 @@ class Table:
         inside = PerSample(self._entries(rows, like), exact=g.exact).norm() <= radius  # not finite: not inside
         for name, a in self.arrays().items():
             if name != "mean":
-                clear(a, rows.where(~inside, a.shape[1] - 1))
+                _clear(a, rows.where(~inside, a.shape[1] - 1))
         return self._sum(self._entries(rows, like), g)
 
     def arrays(self) -> Factors:
@@ -223,7 +231,7 @@ def _device(pieces: Sequence[Piece], samples: int, dtype: torch.dtype | None) ->
     kept = [f for piece in pieces for f in piece.factors().values()]
     entry = sum(f[0, 0].numel() * _kept(f, dtype).itemsize for f in kept)
     words = f"{len(first)} × {samples:,} entries of {sum(map(kept_numbers, pieces)):,} numbers"
-    return table_device(len(first) * (samples + 1) * entry, words, first.device)
+    return _table_device(len(first) * (samples + 1) * entry, words, first.device)
 
 
 def fill(table: Table, gradients: Gradients, samples: Tensor, *, rows: int, chunk: int) -> None:
@@ -258,3 +266,52 @@ def _every(samples: Tensor, rows: int, chunk: int) -> Iterator[Tensor]:
     for start in range(0, rows, chunk):
         index = torch.arange(start, start + chunk, device=samples.device).clamp(max=rows).expand(len(samples), chunk)
         yield index.where(index < samples[:, None], rows)
+
+
+def _table_device(size: int, words: str, device: torch.device) -> torch.device:
+    """Return where a table of `size` bytes lies: on the device, or in memory if the device has no room."""
+    free = {device: devices.free_on(device), torch.device("cpu"): devices.free_memory()}
+    for where, room in free.items():
+        if size <= _SHARE * room:
+            name = "on the device" if where == device else "in memory"
+            _LOG.info("table: %s = %s, %s (%s free)", words, in_units(size), name, in_units(room))
+            return where
+    raise Refused(
+        f"a table of {words} takes {in_units(size)}, and {in_units(max(free.values()))} are free",
+        f"a table may take {_SHARE:.0%} of that: take algorithm.table_dtype = 'bfloat16', fewer samples a node, or "
+        "'privsgp', which keeps no table",
+    )
+
+
+def _put(table: Tensor, rows: Tensor, value: Tensor, factor: Tensor) -> None:
+    """Do `scatter`, with 0 for samples whose factor [m, b] is 0."""
+    flat = value.flatten(2)
+    if table.device == rows.device and value.is_floating_point() and at_once(table.flatten(2)) and at_once(flat):
+        from privsgp.kernels import rows as kernels
+
+        kernels.put(table.flatten(2), rows.contiguous(), flat, factor)
+    else:
+        scatter(table, rows, value.masked_fill(broadcast(factor, value) == 0, 0))
+
+
+def _rounded_to(f: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return f [m, b, …] as `dtype` has it, in its own precision."""
+    flat = f.flatten(2)
+    if dtype == torch.bfloat16 and at_once(flat):
+        from privsgp.kernels import rows
+
+        return rows.rounded(flat).view(f.shape)
+    return f.to(dtype).to(f.dtype)
+
+
+def scatter(table: Tensor, rows: Tensor, value: Tensor) -> None:
+    """table[i, rows[i, j]] = value[i, j]; a row that occurs twice must get the same value."""
+    order, value = numbered(table, rows), value.to(table.dtype)
+    if value.stride(0) < value.stride(1):
+        order, value = order.t(), value.transpose(0, 1)
+    table.flatten(0, 1).index_copy_(0, order.flatten(), value.flatten(0, 1).to(table.device))
+
+
+def _clear(table: Tensor, rows: Tensor) -> None:
+    """table[i, rows[i, j]] = 0."""
+    table.flatten(0, 1).index_fill_(0, numbered(table, rows).flatten(), 0)

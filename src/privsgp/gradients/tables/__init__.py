@@ -1,1 +1,0 @@
-"""Gradient tables: the last gradient of every sample of a node."""

@@ -1,0 +1,130 @@
+"""What a site's people see of its run: the rows that terminal and page share, the page, and answers for a probe."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from privsgp.accounting.shown import down, up
+from privsgp.files import in_units
+from privsgp.report.page import TEMPLATES, style
+from privsgp.runs.views import warning_lines
+from privsgp.sites import status
+from privsgp.sites.web import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from privsgp.sites.agreement import Agreement
+    from privsgp.sites.identity import Site
+
+_FRESH = 5.0  # seconds: an older status.json is of a process that no longer runs
+_ENDED = ("finished", "left")
+_JSON = "application/json"
+
+
+def rows(agreement: Agreement, node: int, told: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the lines of `privsgp status`: sites, links, releases, budget, refusals and warnings."""
+    age, own = time.time() - told["at"], told["own"]
+    running = "running" if age < _FRESH else f"not running: last heard {age:.0f} s ago"
+    found = [
+        (
+            f"{own['name']} (this site)",
+            f"{own['phase']}, step {own['step']} of {told['rounds']}; {running}{_failing(own)}",
+        )
+    ]
+    found += [
+        (name, f"{one['phase']}, step {one['step']}; {_presence(one)}{_failing(one)}")
+        for name, one in told["sites"].items()
+    ]
+    found += [(f"{one['source']} → {one['target']}", _last_message(one)) for one in told["links"]]
+    if (left := told["seconds_left"]) is not None and own["phase"] not in _ENDED:
+        found.append(("time left", f"about {left / 60:.0f} min, if steps take as long as so far"))
+    found.append(("releases", _releases(agreement, node, told)))
+    found += [("budget book", line) for line in _spending(told["budget_book"])]
+    found.append(("refused", ", ".join(f"{count} × {kind}" for kind, count in told["refused"].items()) or "nothing"))
+    found += [("last refused", f"{one['at']}  {one['peer']}: {one['what']}") for one in told["newest"]]
+    return found + warning_lines(told.get("warnings", []))
+
+
+def stopped(told: dict[str, Any]) -> bool:
+    """Return whether no process takes part, although the run has not ended at this site."""
+    return bool(time.time() - told["at"] >= _FRESH and told["own"]["phase"] not in _ENDED)
+
+
+def pages(agreement: Agreement, site: Site, place: Path, query: str = "") -> Mapping[str, Callable[[], Answer]]:
+    """Return the pages of `privsgp status --serve`: for people, as JSON, and for probes.
+
+    /healthz has status 503 if no process takes part, /readyz also while a link or the site's certificate fails.
+    """
+    node = agreement.node(site)
+
+    def read() -> dict[str, Any]:
+        return status.read(agreement, site, place)
+
+    def page() -> Answer:
+        told = read()
+        found = TEMPLATES.get_template("site.html").render(
+            name=agreement.name, style=style(), rows=rows(agreement, node, told), told=told, query=query,
+            stopped=stopped(told),
+        )  # fmt: skip
+        return Answer(found, "text/html; charset=utf-8")
+
+    def probe(*, ready: bool) -> Answer:
+        told = read()
+        failing = [one["error"] for one in (told["own"], *told["links"]) if one["error"] is not None]
+        why = ["no process takes part"] if stopped(told) else failing if ready else []
+        return Answer("\n".join(why or ["ok"]) + "\n", status=503 if why else 200)
+
+    return {
+        "/": page, "/status.json": lambda: Answer(json.dumps(read()), _JSON),
+        "/healthz": lambda: probe(ready=False), "/readyz": lambda: probe(ready=True),
+    }  # fmt: skip
+
+
+def _presence(one: dict[str, Any]) -> str:
+    """Say whether a site speaks to this one: "there" is said of a site that was heard directly, and lately."""
+    signed = "" if one["signed"] else ", has not signed"
+    if one["there"] or one["phase"] == "left":
+        return ("there" if one["there"] else "has left") + signed
+    if one["relay"] is not None and one["reported_by"] is not None:
+        return f"speaks through the relay {one['relay']} (reported alive by {one['reported_by']}){signed}"
+    silent = "silent so far" if (seconds := one["silent_seconds"]) is None else f"silent for {seconds:.0f} s"
+    reported = "" if one["reported_by"] is None else f" (reported alive by {one['reported_by']})"
+    return silent + reported + signed
+
+
+def _failing(one: dict[str, Any]) -> str:
+    return "" if one["error"] is None else f"\n{one['error']}\n→ {one['remedy']}"
+
+
+def _last_message(one: dict[str, Any]) -> str:
+    if one["step"] is None:
+        return "no message yet"
+    when = "before this process" if (seconds := one["seconds_ago"]) is None else f"{seconds:.0f} s ago"
+    return f"step {one['step']}, {when}; {in_units(one['bytes'])}"
+
+
+def _releases(agreement: Agreement, node: int, told: dict[str, Any]) -> str:
+    """Say what was sent, what was reserved in advance, and what the whole run may cost."""
+    reserved = f", {told['reserved']} more are reserved" if told["reserved"] > 0 else ""
+    epsilon = agreement.epsilon[node]
+    bound = "without a budget" if epsilon is None else f"ε ≤ {up(epsilon)} for all{agreement.if_honest}"
+    return f"{told['releases']} of {agreement.steps} sent{reserved}; {bound}"
+
+
+def _spending(book: dict[str, float | None] | None) -> list[str]:
+    """Say what the runs on these records may spend in all, and what policy.toml leaves."""
+    if book is None:
+        return ["it has no records of this run"]
+    found = []
+    for name, key in (("ε", "epsilon"), ("δ", "delta")):
+        spent, total = book[f"{key}_spent"], book[f"{key}_total"]
+        text = "no finite bound" if spent is None else f"at most {up(spent)}"
+        left = "policy.toml sets no limit"
+        if total is not None:
+            left = f"{down(max(total - spent, 0.0)) if spent is not None else '0'} left of {up(total)}"
+        found.append(f"{name} over all runs on these records: {text}; {left}")
+    return found
