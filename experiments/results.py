@@ -51,6 +51,8 @@ PAGES = (
     "experiments/hospitals.py --page docs/results.md",
     "experiments/soteriafl.py --page docs/algorithms.md",
     "experiments/first_model.py --page docs/results-accuracy.md",
+    "experiments/persons.py --page docs/results-accuracy.md",
+    "experiments/survival.py --page docs/howto/survival.md",
     "experiments/first_study.py --page docs/howto/first-study.md",
     "benchmarks/flower.py --page docs/results-accuracy.md",
 )

@@ -29,6 +29,7 @@ ALONE = {
     "flower",
     "hospitals",
     "persons",
+    "survival",
     "trust",
     "stragglers",
     "soteriafl",

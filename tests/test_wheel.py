@@ -22,7 +22,10 @@ KEPT = {
     "features/synthetic-encoder.safetensors",
     "py.typed",
     "report/page.css",
+    "report/templates/assessment.md",
     "report/templates/page.html",
+    "report/templates/registry.yaml",
+    "report/templates/site.html",
 }
 OWN = """
 name = "own"

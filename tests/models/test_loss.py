@@ -64,7 +64,7 @@ def test_tasks():
 def test_refuses():
     with pytest.raises(Refused, match=r"'binary' needs two classes, and the data have 10"):
         outputs("binary", classes=10, target_shape=())
-    with pytest.raises(Refused, match=r"'cross-entropy' needs at least two classes, the data has 1"):
+    with pytest.raises(Refused, match=r"'cross-entropy' needs at least two classes, and the data have 1"):
         outputs("cross-entropy", classes=1, target_shape=())
     with pytest.raises(Refused, match=r"model.loss = 'hinge' is unknown\n.*mse"):
         per_sample("hinge")

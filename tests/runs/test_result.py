@@ -232,7 +232,7 @@ def test_rows_come_in_one_form(made, tmp_path):
     (tmp_path / "x.csv").write_text("1,2\n")
     with pytest.raises(Refused, match="was not trained on tables"):
         rows.encoded_rows(tmp_path / "x.csv", card)
-    with pytest.raises(Refused, match=r"\.npz"):
+    with pytest.raises(Refused, match="is not a file that this model can read"):
         rows.encoded_rows(pathlib.Path(__file__), card)
     np.savez(tmp_path / "x.npz", x=np.zeros((2, 64), np.uint8))
     with pytest.raises(Refused, match="no array y"):
