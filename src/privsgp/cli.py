@@ -247,10 +247,12 @@ def budget(as_json: Json = False) -> None:
 
 @app.command(**about("report"))
 def report(
-    place: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", callback=cli_data.there)],
+    place: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a run or a description.", callback=cli_data.there)
+    ],
     file: Annotated[Path | None, typer.Option("--out", help="Default: report.html in the run's folder.")] = None,
 ) -> None:
-    """Write one page about a finished run: metrics, privacy, network, and how to repeat it."""
+    """Write one page about a finished run: metrics, privacy, network, and how to repeat it. Or about a description."""
     from privsgp.report import page
 
     out = file or place / page.NAME

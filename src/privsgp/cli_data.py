@@ -210,9 +210,20 @@ def _per_class(schema: Schema, table: Checked) -> dict[str, int]:
 
 
 def init(
-    public: Annotated[Path, typer.Option(help="A public table, or a data dictionary, to draft schema.toml from.")],
-    target: Annotated[str, typer.Option(help="The column to predict.")],
     sites: Annotated[str, typer.Option(help="Names of the sites, with commas between.")],
+    public: Annotated[
+        Path | None, typer.Option(help="A public table, or a data dictionary, to draft schema.toml from.")
+    ] = None,
+    described: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-description",
+            callback=there,
+            metavar="FILE",
+            help="Or a description.json: its schema, with centres, scales and bins from it; run.toml names its cost.",
+        ),
+    ] = None,
+    target: Annotated[str, typer.Option(help="With --public: the column to predict.")] = "",
     path: Annotated[str, typer.Option(help='Each site\'s file: "{site}.csv" or "site-{node}.csv".')] = "{site}.csv",
     epsilon: Annotated[str, typer.Option(help="ε: one for all, or one per site with commas between.")] = "2.0",
     test: Annotated[Path | None, typer.Option(help="Public test data.")] = None,
@@ -227,7 +238,9 @@ def init(
         from privsgp.runs.first import write_first
 
     counts = [round(count) for count in numbers("sizes", sizes)]
-    files = write_first(folder, public, target, listed(sites), path, numbers("epsilon", epsilon), test, counts, event)
+    files = write_first(
+        folder, public, target, listed(sites), path, numbers("epsilon", epsilon), test, counts, event, described
+    )
     for file in files:
         out.print(f"written: {file}", soft_wrap=True)
     out.print(f"next: read both; each site: privsgp data check {files[1]} ITS.csv; then: privsgp plan {files[0]}")
@@ -278,5 +291,8 @@ def describe(
         show_table("all sites together", ("column", "what", "value, 95 % interval"), rows, words=["column", "what"])
 
     tell(found, table, description.rows_of(found), as_json=as_json)
-    for line in [*description.statement(found), f"written to {found['folder']}"]:
+    from privsgp.report import page
+
+    page.write(Path(found["folder"]), Path(found["folder"]) / page.NAME)
+    for line in [*description.statement(found), f"written to {found['folder']}, for people: {page.NAME}"]:
         err.print(line, soft_wrap=True)

@@ -309,9 +309,12 @@ def join(
 
 
 def _show_sum(found: dict[str, Any], *, as_json: bool) -> None:
+    from privsgp.report import page
     from privsgp.sites import sums
 
     rows, statement = sums.shown(found)
+    if "columns" in found:
+        page.write(Path(found["folder"]), Path(found["folder"]) / page.NAME)
     head = ("column", "what", "value, 95 % interval") if "columns" in found else ("metric", "group", "value")
     tell(found, lambda: show_table("all sites together", head, rows, words=head[:1]), as_json=as_json)
     for line in (*statement, f"written to {found['folder']}"):

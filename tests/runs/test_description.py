@@ -10,6 +10,9 @@ import pytest
 import runs
 from privsgp.accounting.book import Book
 from privsgp.accounting.statements import statements
+from privsgp.errors import Refused
+from privsgp.runs import config as configs
+from privsgp.runs import description
 from privsgp.statistics.columns import Numbers, Values, described, norm
 
 SCHEMA = """
@@ -114,3 +117,45 @@ def test_intervals_of_means_and_shares_are_right():
             if each["metric"] in hits:
                 hits[each["metric"]] += each["low"] <= truth[each["metric"]] <= each["high"]
     assert all(count / runs_ >= 0.9 for count in hits.values()), hits
+
+
+def test_the_page_shows_columns_and_the_privacy_in_an_officers_words(place):
+    folder, _ = place
+    assert describe(folder, "--epsilon", 1, "--by", "sex", "--moments", 2).code == 0
+    page = (folder / "out" / "wards-1" / "report.html").read_text()
+    for text in ("counted once with noise", "right at most 73.2 % of the time", "Shares: age", "Ridge regression"):
+        assert text in page
+    assert "<script" not in page
+    ran = runs.command("report", folder / "out" / "wards-1", "--out", folder / "again.html")
+    assert (ran.code, (folder / "again.html").read_text()) == (0, page)
+
+
+def test_init_drafts_from_a_description_and_names_its_cost(place, monkeypatch):
+    folder, tables = place
+    assert describe(folder, "--epsilon", 1).code == 0
+    file, sites = folder / "out" / "wards-1" / "description.json", ("--sites", ",".join(SITES))
+    ran = runs.command(
+        "init", "--from-description", file, *sites, "--path", folder / "{site}.csv", "--out", folder / "new"
+    )
+    assert ran.code == 0, ran.err
+    config = configs.read(folder / "new" / "run.toml")
+    age = config.data.schema.columns["age"]
+    known = [float(one) for one in tables["age"] if one]
+    assert (age.centre, age.scale) == (pytest.approx(np.mean(known), abs=2), pytest.approx(np.std(known), abs=2))
+    assert age.range == [0, 100]
+    assert config.data.schema.target.balance == [0.5, 0.5]
+    assert "ε = 1, δ = 1e-05 for each record, beside what training costs" in config.study.schema_from
+    ran = runs.command("init", "--from-description", file, "--public", file, *sites, "--out", folder / "other")
+    assert (ran.code, "give one of them" in ran.err) == (2, True)
+
+
+def test_a_forged_epsilon_of_a_description_is_not_believed(place):
+    """With its ledgers beside it, ε is computed again."""
+    folder, _ = place
+    assert describe(folder, "--epsilon", 1).code == 0
+    file = folder / "out" / "wards-1" / "description.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"epsilon": 0.01}))
+    assert description.read(file)["epsilon"] == pytest.approx(1, abs=0.02)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"columns": 3}))
+    with pytest.raises(Refused, match="columns"):
+        description.read(file)

@@ -181,6 +181,20 @@ def test_a_person_pays_for_training_or_for_the_evaluation(place):
     assert spent == [{2}, {1}]
 
 
+def test_two_models_on_the_same_held_out_persons_are_two_releases(place):
+    """A comparison: held-out persons pay for both evaluations, all others for both trainings."""
+    with_persons(place)
+    for name, step in (("first", 1.0), ("second", 0.1)):
+        step_size = ("--set", f"algorithm.step_size={step}")
+        ran = runs.command("train", place / "run.toml", "--out", place / name, *PERSONS, *step_size)
+        assert ran.code == 0, ran.err
+        ran = runs.command("evaluate", place / name, place / "run.toml", "--private", *PERSONS)
+        assert ran.code == 0, ran.err
+    sides = [of_persons(place, held_out=held) for held in (True, False)]
+    spent = [{Book().spent_on(one.hashes, "zero-out, one person").epsilon for one in side} for side in sides]
+    assert spent == [{4}, {2}]
+
+
 def test_a_person_at_several_sites_pays_for_both(place):
     with_persons(place)
     several = (*PERSONS, "--set", "privacy.sites_per_person=2")

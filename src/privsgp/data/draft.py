@@ -86,7 +86,7 @@ def draft(table: Any, target: str, source: str, event: str | None = None) -> str
         predicted["bins"] = _bins(columns.get(target, []), columns.get(event, []), found.pop(target).values)
         found.pop(event)
     if digests and "classes" in predicted:
-        predicted |= _balance(predicted["classes"], columns[target])
+        predicted |= _counted(predicted["classes"], columns[target])
     if codes := sorted({code for one in found.values() for code in one.codes}):
         digests["missing"] = [*MISSING, *codes]
     values = digests | {"target": predicted, "columns": {name: one.values for name, one in found.items()}}
@@ -136,11 +136,16 @@ def _number(numbers: list[float], missing: str) -> _Draft:
     deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in numbers) / len(numbers))
     if not deviation or not math.isfinite(deviation):
         return _Draft({"type": "ignored"}, "all its values are the same" if low == high else "its values are vast")
-    step = 10 ** math.floor(math.log10(deviation)) / 10
-    centre, scale = _tidy(round(mean / step) * step), _tidy(round(deviation / step) * step)
+    centre, scale = rounded(mean, deviation)
     given = {"missing": centre} if missing else {}
     limits = _limits(low, high, deviation)
     return _Draft({"type": "number", "centre": centre, "scale": scale, "range": limits} | given, missing)
+
+
+def rounded(mean: float, deviation: float) -> tuple[float, float]:
+    """Return centre and scale: mean and deviation with two digits of the deviation."""
+    step = 10 ** math.floor(math.log10(deviation)) / 10
+    return _tidy(round(mean / step) * step), _tidy(round(deviation / step) * step)
 
 
 def _limits(low: float, high: float, deviation: float) -> list[float]:
@@ -180,12 +185,17 @@ def _bins(times: Sequence[str], events: Sequence[str], described: Mapping[str, A
     return sorted({float(f"{end:.2g}") for end in ends if end > 0})
 
 
-def _balance(classes: Sequence[str], values: Sequence[str]) -> dict[str, list[float]]:
+def _counted(classes: Sequence[str], values: Sequence[str]) -> dict[str, list[float]]:
     """Return the share of each class among public rows, rounded to twentieths; nothing for fewer than 40 rows."""
     counts = [sum(value == name for value in values) for name in classes]
     if sum(counts) < _FEW:
         return {}
-    return {"balance": [min(max(round(20 * n / sum(counts)), 1), 19) / 20 for n in counts]}
+    return {"balance": balance(counts)}
+
+
+def balance(counts: Sequence[float]) -> list[float]:
+    """Return the share of each class, rounded to twentieths."""
+    return [min(max(round(20 * n / sum(counts)), 1), 19) / 20 for n in counts]
 
 
 def _described(row: dict[str, str]) -> dict[str, Any]:

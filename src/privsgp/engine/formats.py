@@ -67,6 +67,26 @@ class _Trained(Kept):
     honest: _Whole | None
 
 
+class _Place(_Metric):
+    left: Annotated[float, Field(alias="from")]
+    to: float
+
+
+class _Time(_Metric):
+    time: float
+
+
+class _Threshold(Kept):
+    sensitivity: _Metric
+    specificity: _Metric
+
+
+class _Curves(Kept):
+    calibration: list[_Place] = []
+    thresholds: list[_Threshold] = []
+    survival: list[_Time] = []
+
+
 class Evaluated(Kept):
     """evaluation.json: a private evaluation on held-out records."""
 
@@ -84,6 +104,31 @@ class Evaluated(Kept):
     added: str | None
     trained: _Trained
     metrics: list[_Metric]
+    curves: _Curves
+
+
+class _Column(Kept):
+    estimates: list[_Metric] = []
+    shares: list[_Metric] = []
+    missing: _Metric | None = None
+    times: list[float] = []
+
+
+class Described(Kept):
+    """description.json: a private description of columns."""
+
+    version: Literal[1] = 1
+    name: str
+    simulation: bool
+    epsilon: Annotated[float, Field(ge=0)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    relation: str
+    noise: str
+    honest: _Whole | None
+    unit: str
+    sites_per_person: _Whole
+    records: Annotated[list[_Whole], Field(min_length=1)]
+    columns: dict[str, _Column]
 
 
 _TESTED = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "train_loss", "consensus_error")

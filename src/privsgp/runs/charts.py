@@ -33,6 +33,10 @@ _SVG = Markup('<svg viewBox="0 0 %d %d" role="img" aria-label="%s" font-size="12
 _TEXT = Markup('<text x="%.1f" y="%.1f" text-anchor="%s" opacity=".7">%s</text>')
 _RULE = Markup('<line x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f" stroke="currentColor" opacity=".15"/>')
 _LINE = Markup('<polyline points="%s" fill="none" stroke="%s" stroke-width="2.2" stroke-dasharray="%s"/>')
+_BAR = 17
+DIAGONAL = ((0.0, 0.0), (1.0, 1.0))
+_BOX = Markup('<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s" opacity=".6"/>')
+_SPAN = Markup('<line x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f" stroke="currentColor" stroke-width="1.4"/>')
 _DOT = Markup('<circle cx="%.1f" cy="%.1f" r="3" fill="%s"/>')
 _KEY = Markup(
     ' <span><svg width="28" height="8" style="display:inline;width:28px">'
@@ -88,6 +92,23 @@ def figure(title: str, series: Mapping[str, Points], x_label: str = "step", writ
     return _FIGURE % (title, Markup().join(keys), drawing, table([x_label, *lines], rows))
 
 
+def bars(title: str, rows: Sequence[tuple[str, float, float, float]]) -> Markup:
+    """Return a bar for each (label, share, low, high), with its interval as a line."""
+    most, height = max((high for *_, high in rows), default=0.0) or 1.0, _BAR * len(rows) + 6
+    left, scale = WIDTH / 3, (WIDTH * 2 / 3 - _LEFT) / most
+    parts = []
+    for i, (label, share, low, high) in enumerate(rows):
+        y = 3 + _BAR * i
+        parts += [
+            _TEXT % (left - 7, y + 12, "end", label), _BOX % (left, y + 2, share * scale, _BAR - 4, _LOOKS[0][0]),
+            _SPAN % (left + low * scale, left + high * scale, y + _BAR / 2, y + _BAR / 2),
+            _TEXT % (left + high * scale + 6, y + 12, "start", percent(share)),
+        ]  # fmt: skip
+    said = [[label, percent(share), f"{percent(low)} to {percent(high)}"] for label, share, low, high in rows]
+    drawing = _SVG % (WIDTH, height, title, Markup().join(parts))
+    return _FIGURE % (title, "", drawing, table(["value", "share", "95 % interval"], said))
+
+
 def _drawing(lines: Mapping[str, Points], x_label: str, write: Write) -> Markup:
     xs, ys = ([point[i] for points in lines.values() for point in points] for i in (0, 1))
     xs, ys = ticks([0.0, *xs]), ticks(ys)
@@ -137,19 +158,18 @@ def figures(view: RunView) -> list[Markup]:
     for title, names, write in over_steps:
         curves = {name: points for name, metric in names.items() if (points := view.curve(metric))}
         found += [figure(title, curves, write=write)] if curves else []
-    diagonal = [(0.0, 0.0), (1.0, 1.0)]
     roc, bins = ([(p[0], p[1]) for p in view.summary.get(key) or ()] for key in ("roc", "calibration"))
     if roc:
-        found.append(figure("ROC", {"model": roc, "coin": diagonal}, "false positive rate", percent))
+        found.append(figure("ROC", {"model": roc, "coin": DIAGONAL}, "false positive rate", percent))
     if len(bins) > 1:
-        right = {"model": bins, "ideal": diagonal}
+        right = {"model": bins, "ideal": DIAGONAL}
         found.append(figure("Calibration: how often it is right", right, "confidence", percent))
     if timed := view.summary.get("survival"):
         known = {"observed (Kaplan–Meier)": timed["kaplan_meier"], "model, mean": timed["predicted"]}
         drawn = {name: [(0.0, 1.0), *zip(timed["times"], values, strict=True)] for name, values in known.items()}
         found.append(figure("Survival", drawn, "time", percent))
         at = len(timed["times"]) // 2
-        groups = {"model": [(p, o) for p, o, _ in timed["calibration"][at]], "ideal": diagonal}
+        groups = {"model": [(p, o) for p, o, _ in timed["calibration"][at]], "ideal": DIAGONAL}
         title = f"Calibration of survival at {timed['times'][at]:g}: five groups by prediction"
         found.append(figure(title, groups, "predicted", percent))
     return found

@@ -272,11 +272,14 @@ class EvaluationSection(Options):
     epsilon: Positive = option(1.0, "ε of the one release of each site")
     delta: Probability = option(1e-5, "its δ; below 1 / held-out records of a site")
     bins: Annotated[int, Field(ge=2, le=100)] | list[Probability] = option(
-        10, "bins of the probability of class 1: their number, or the edges between 0 and 1"
+        10, "bins of the probability of class 1, or of the risk: their number, or the edges between 0 and 1"
     )
     subgroups: list[str] = option([], "columns of the schema by whose values metrics are given too: categories, yes/no")
     residual: Positive | None = option(
         None, "numbers: residuals are clipped here, in the unit of the table; left out: a quarter of the target's range"
+    )
+    time: Positive | None = option(
+        None, "survival: the edge of the schema's bins until which the risk is predicted; left out: the middle one"
     )
 
 

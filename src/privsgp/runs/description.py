@@ -7,13 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsgp.data.schema import Category, Number, YesNo
+from privsgp.accounting.shown import up
+from privsgp.accounting.statements import statements
+from privsgp.data.draft import balance, rounded
+from privsgp.data.schema import Category, Number, YesNo, parse
+from privsgp.engine.formats import Described
 from privsgp.errors import Refused
-from privsgp.files import write_json
+from privsgp.files import read_json, write_json
 from privsgp.runs import sums
 from privsgp.runs.problem import unencoded
 from privsgp.statistics.columns import Numbers, Values, described, norm
+from privsgp.statistics.estimates import Groups
 from privsgp.statistics.moments import Moments
+from privsgp.statistics.survival import Times
+from privsgp.statistics.survival import codes as cells_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,11 +69,16 @@ def columns(config: Config) -> list[Column]:
     made: list[Column] = [_column(schema, name, asked.bins) for name in known if name in (asked.columns or known)]
     for name in asked.by:
         target, groups = _column(schema, schema.target.column, asked.bins), _column(schema, name, asked.bins)
-        if not isinstance(target, Values) or not isinstance(groups, Values) or target == groups:
+        if isinstance(target, Numbers) or not isinstance(groups, Values) or target == groups:
             raise Refused(f"the target by {name}", "take a category or yes/no column, and a target with classes")
+        if isinstance(target, Times):
+            made.append(Times(f"{target.name} by {name}", target.edges, Groups((name,), (groups.values,))))
+            continue
         crossed = [f"{label}, {name} = {value}" for value in groups.values for label in target.values]
         made.append(Values(f"{target.name} by {name}", tuple(crossed)))
     if asked.moments is not None:
+        if schema.times is not None:
+            raise Refused("--moments with a target of survival", "leave it out: times that were cut short have no mean")
         made.append(Moments((*schema.features, schema.target.column), asked.moments))
     return made
 
@@ -75,12 +87,16 @@ def rows(config: Config, dataset: Dataset) -> Array:
     """Return the vector of each row, decoded from the inputs and targets of a run."""
     schema, made = _schema(config), list[Any]()
     for column in columns(config):
+        by = column.name.removeprefix(f"{schema.target.column} by ")
+        crossed = column.name not in (*schema.encoded, schema.target.column)
         if isinstance(column, Moments):
             made.append(column.rows(np.column_stack([dataset.x, dataset.y]).astype(float)))
+        elif isinstance(column, Times):
+            group = codes(schema, by, dataset)[0] if crossed else np.zeros(len(dataset.y), np.int64)
+            made.append(column.rows(cells_of(dataset.y), group))
         elif isinstance(column, Numbers):
             made.append(column.rows(*_numbers(schema, column.name, dataset)))
-        elif " by " in column.name and column.name not in (*schema.encoded, schema.target.column):
-            by = column.name.removeprefix(f"{schema.target.column} by ")
+        elif crossed:
             (labels, none), (groups, missing) = codes(schema, schema.target.column, dataset), codes(schema, by, dataset)
             made.append(column.rows(groups * len(schema.target.classes or ()) + labels, none | missing))
         else:
@@ -90,20 +106,63 @@ def rows(config: Config, dataset: Dataset) -> Array:
 
 def written(config: Config, total: Total, place: Path) -> dict[str, Any]:
     """Write what a noised sum says of each column."""
-    found = total.facts | {"columns": described(columns(config), total.cells, total.count, total.sigma)}
+    told = described(columns(config), total.cells, total.count, total.sigma)
+    found = total.facts | {"name": config.name, "schema": _schema(config).model_dump(mode="json"), "columns": told}
     write_json(place / NAME, found)
     return found | {"folder": str(place)}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read description.json, or that of a folder; ε is computed again from the ledgers beside it, if there are any."""
+    file = path / NAME if path.is_dir() else path
+    found = read_json(file, Described)
+    ledgers = statements(file.parent) if (file.parent / "ledger").exists() else []
+    return found | {"epsilon": max([found["epsilon"], *(one.epsilon for one in ledgers)])}
+
+
+def drafted(found: dict[str, Any]) -> tuple[Schema, str]:
+    """Return a description's schema with centres, scales, class shares and time bins that follow it, and its cost."""
+    values, columns = found["schema"], found["columns"]
+    schema = parse(values, NAME)
+    for name, one in {**values["columns"], schema.target.column: values["target"]}.items():
+        told = {each["metric"]: each["value"] for each in columns.get(name, {}).get("estimates", ())}
+        if told.get("mean") is not None and told.get("sd"):
+            centre, scale = rounded(told["mean"], told["sd"])
+            limits = schema.target.limits if one is values["target"] else _limits(schema, name)
+            one |= {"centre": centre, "scale": scale, "range": list(limits)}
+        shares = [each["value"] for each in columns.get(name, {}).get("shares", ())]
+        if name == schema.target.column and schema.classes is not None and shares and None not in shares:
+            one["balance"] = balance(shares)
+        if name == schema.target.column and schema.times is not None and told and None not in told.values():
+            one["bins"] = _even(schema.times, list(told.values()))
+    many = f"{sum(found['records']):,} {found['unit']}s of {len(found['records'])} sites"
+    cost = f"ε = {up(found['epsilon'])}, δ = {up(found['delta'])} for each {found['unit']}"
+    return parse(values, NAME), f"a noised description of {many}: {cost}, beside what training costs"
+
+
+def _limits(schema: Schema, name: str) -> tuple[float, float]:
+    column = schema.encoded[name]
+    assert isinstance(column, Number)  # noqa: S101
+    return column.limits
+
+
+def _even(times: list[float], survival: list[float]) -> list[float]:
+    """Return round times between which survival falls by about as much each."""
+    levels = np.linspace(1, survival[-1], len(times) + 1)[1:]
+    falling = np.minimum.accumulate([1.0, *survival])
+    ends = np.interp(-levels, -falling, [0.0, *times])
+    return sorted({float(f"{end:.2g}") for end in ends[:-1]} | {times[-1]})
 
 
 def _schema(config: Config) -> Schema:
     if config.data.schema is None:
         raise Refused("run.toml has no data.schema", "name one: describe uses its public ranges")
-    if config.data.schema.times is not None:
-        raise Refused("describe for a target of survival", "give it a schema whose target is another column")
     return config.data.schema
 
 
-def _column(schema: Schema, name: str, bins: int) -> Values | Numbers:
+def _column(schema: Schema, name: str, bins: int) -> Values | Numbers | Times:
+    if name == schema.target.column and schema.times is not None:
+        return Times(name, tuple(schema.times))
     if name == schema.target.column:
         classes = schema.target.classes
         return Numbers(name, *schema.target.limits, bins) if classes is None else Values(name, tuple(classes))

@@ -27,6 +27,7 @@ from privsgp.runs.problem import unencoded
 from privsgp.runs.resolve import pooled
 from privsgp.runs.result import best_model, load
 from privsgp.statistics.estimates import NONE, Confusion, Groups, Residuals, Scores
+from privsgp.statistics.survival import Risks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from privsgp.runs.sums import Array, Total
 
     Say = Callable[[str], None]
-    Layout = Scores | Confusion | Residuals
+    Layout = Scores | Confusion | Residuals | Risks
 
 NAME = "evaluation.json"
 _FEW_VALUES = 20  # the width of a range that may have no other values than whole numbers
@@ -194,7 +195,9 @@ def refuse_trained(config: Config, run: str, held: Sequence[Records], say: Say) 
 def layout(config: Config, result: Result) -> Layout:
     """Return what the cells mean, from public values alone."""
     asked, card, schema = config.evaluation, result.card, config.data.schema
-    if card["loss"] not in ("cross-entropy", "binary", "mse") or card["target_shape"]:
+    times = None if schema is None else schema.times
+    survives = card["loss"] == "survival" and times is not None
+    if not survives and (card["loss"] not in ("cross-entropy", "binary", "mse") or card["target_shape"]):
         raise Refused("a model whose outputs are no classes and no single number", "evaluate it on public data")
     if card["loss"] == "mse":
         if schema is None or asked.subgroups:
@@ -210,6 +213,11 @@ def layout(config: Config, result: Result) -> Layout:
     if len(columns) < len(asked.subgroups):
         raise Refused(f"evaluation.subgroups: {asked.subgroups[0]!r}", "subgroups are columns of data.schema")
     groups = Groups(tuple(asked.subgroups), tuple(columns)) if columns else NONE
+    if survives and schema is not None and times is not None:
+        at = times[len(times) // 2] if asked.time is None else asked.time
+        if at not in times:
+            raise Refused(f"evaluation.time = {at:g}", f"take an edge of the schema's bins: {times}")
+        return Risks.of(asked.bins, times, at, groups, repeated=_may_repeat(schema))
     if card["classes"] != 2:
         return Confusion(card["classes"], groups)
     threshold = 0.5 if result.calibration.threshold is None else result.calibration.threshold
@@ -232,10 +240,13 @@ def rows(config: Config, result: Result, dataset: Dataset) -> Array:
         centre, scale = (0.0, 1.0) if schema is None else schema.unit
         said = np.asarray(result.predict(x), float).reshape(-1)
         return made.rows(said, centre + scale * dataset.y.astype(float).reshape(-1))
-    number, p, y = np.zeros(len(x), np.int64), np.nan_to_num(result.predict_proba(x)), dataset.y.astype(np.int64)
+    number = np.zeros(len(x), np.int64)
     for name, values in zip(made.groups.names, made.groups.values, strict=True):
         assert schema is not None  # noqa: S101
         number = number * len(values) + description.codes(schema, name, dataset)[0]
+    if isinstance(made, Risks):
+        return made.rows(result.predict(x), dataset.y, number)
+    p, y = np.nan_to_num(result.predict_proba(x)), dataset.y.astype(np.int64)
     if isinstance(made, Confusion):
         return made.rows(result.calibration.classes(p), y, number)
     return made.rows(p[:, 1], y, number)
@@ -248,7 +259,7 @@ def written(config: Config, result: Result, model: Path, total: Total, place: Pa
         "model": digest(model), "held_out": total.samples, "added": why_added(config),
         "trained": _trained(result, config),
         "metrics": [e.to_json() for e in made.estimates(total.cells, total.count, sigma)],
-        "curves": made.curves(total.cells, total.count, sigma) if isinstance(made, Scores) else {},
+        "curves": made.curves(total.cells, total.count, sigma) if isinstance(made, Scores | Risks) else {},
     }  # fmt: skip
     write_json(place / NAME, found)
     return found | {"folder": str(place)}
@@ -281,7 +292,7 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str]]:
             value = "not shown: too few records, or too many in one bin of evaluation.bins"
         else:
             value = f"not shown: needs about {one['persons_needed']:,} held-out records"
-        said.append((one["metric"].replace("_", " "), one["group"], value))
+        said.append((one["metric"].replace("_", " ").replace("c index", "C-index"), one["group"], value))
     return said
 
 

@@ -13,9 +13,11 @@ from privsgp.data import draft, tables
 from privsgp.data.loading import same_file, site_paths
 from privsgp.data.persons import NAMES
 from privsgp.data.same_records import same_rows
+from privsgp.data.schema_text import written
 from privsgp.errors import Refused
 from privsgp.files import write
 from privsgp.runs import config as configs
+from privsgp.runs import description
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,19 +59,56 @@ weights = "samples"         # a site counts as much as it has records; or "equal
 # tuned_on = ""             # the data on which settings were chosen
 # schema_from = ""          # where the schema's ranges and categories come from
 """
+_HEAD = """# schema.toml: what the columns of a table are. It is public, and the same at every site.
+# Ranges and lists are those of the schema that was described. Centres, scales, class shares and time bins come from
+# {cost}.
+
+"""
 
 
 def write_first(
-    folder: Path, public: Path, target: str, sites: Sequence[str], path: str, epsilon: Sequence[float],
-    test: Path | None = None, sizes: Sequence[int] = (), event: str | None = None,
+    folder: Path, public: Path | None, target: str, sites: Sequence[str], path: str, epsilon: Sequence[float],
+    test: Path | None = None, sizes: Sequence[int] = (), event: str | None = None, described: Path | None = None,
 ) -> list[Path]:  # fmt: skip
     """Write run.toml and schema.toml, or refuse: nothing that is there is overwritten.
+
+    The schema is drafted from a public table, or is that of a description with what this says of its columns.
 
     Guarantee: no schema is drafted from the table of a site whose file this machine can read.
     """
     files = [folder / "run.toml", folder / "schema.toml"]
     if there := [file for file in files if file.exists()]:
         raise Refused(f"{there[0]} is there already", "choose another --out, or move it away")
+    if (public is None) == (described is None):
+        raise Refused("--public with --from-description, or neither", "give one of them")
+    table, cost = None, ""
+    if public is None:
+        made, cost = description.drafted(description.read(described or Path()))
+        schema = _HEAD.format(cost=cost) + written(made)
+    else:
+        table = _public(public, target, folder, sites, path)
+        schema = draft.draft(table, target, public.name, event)
+    folder.mkdir(parents=True, exist_ok=True)
+    write(files[1], schema)
+    try:
+        test_path = None if test is None else os.path.relpath(test, folder)
+        text = _run(files[1], table, sites, _records(path, sizes), epsilon, test_path)
+        if cost:
+            line = f"schema_from = {json.dumps(cost, ensure_ascii=False)}"
+            text = re.sub("# schema_from = .*", lambda _old: line, text)
+        write(files[0], text)
+        configs.read(files[0])
+    except Refused:
+        for file in files:
+            file.unlink(missing_ok=True)
+        raise
+    return files
+
+
+def _public(public: Path, target: str, folder: Path, sites: Sequence[str], path: str) -> Any:  # noqa: ANN401 - Arrow's
+    """Read a public table; refuse that of a site."""
+    if not target:
+        raise Refused("--target is missing", "name the column to predict")
     # Tables are relative to run.toml, but somebody who gives another --out often has them in the working folder.
     places = [file for base in (folder, Path()) for file in site_paths(path, range(len(sites)), base, sites)]
     own = [file for file in places if os.access(file, os.R_OK)]
@@ -79,19 +118,7 @@ def write_first(
             f"--public {public} has the rows of a site's table, and schema.toml would show everybody their ranges",
             "name a table that no site trains on, or a data dictionary (column, type, min, max, values)",
         )
-    schema = draft.draft(table, target, public.name, event)
-    folder.mkdir(parents=True, exist_ok=True)
-    write(files[1], schema)
-    try:
-        test_path = None if test is None else os.path.relpath(test, folder)
-        text = _run(files[1], table, sites, _records(path, sizes), epsilon, test_path)
-        write(files[0], text)
-        configs.read(files[0])
-    except Refused:
-        for file in files:
-            file.unlink(missing_ok=True)
-        raise
-    return files
+    return table
 
 
 def _records(path: str, sizes: Sequence[int]) -> str:
@@ -110,7 +137,7 @@ def _run(
     made = read(schema)
     regression, names = (
         made.classes is None and made.times is None,
-        [name for name, _ in tables.repeating(table, made) if name in made.columns],
+        [name for name, _ in tables.repeating(table, made) if name in made.columns] if table is not None else [],
     )
     names += [name for name, one in made.columns.items() if isinstance(one, Ignored) and NAMES.search(name)]
     name = json.dumps((names or [""])[0], ensure_ascii=False)

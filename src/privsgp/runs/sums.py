@@ -87,7 +87,10 @@ def released(
     `say` gets what error to expect, before the release.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise Refused("private evaluation and description run in one process", "run it without torchrun")
+        raise Refused(
+            "private evaluation and description run in one process: they take seconds, so torchrun would save nothing",
+            "run it without torchrun; for tables on several machines use `agree propose --evaluate` or `--describe`",
+        )
     made = assembled(config, vectors(problem.dataset, rows), problem.parts, problem.block, problem.sizes)
     made, command = dataclasses.replace(made, known=problem.hashes), COMMANDS[config.sum.kind or ""]
     spec, outcome = release(

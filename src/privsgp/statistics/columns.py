@@ -15,6 +15,7 @@ import numpy as np
 
 from privsgp.statistics.estimates import PLACE, Estimate, Z, estimate
 from privsgp.statistics.moments import Moments
+from privsgp.statistics.survival import Times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,7 +147,7 @@ def _share(name: str, count: float, persons: int, sigma: float) -> Estimate:
     return estimate("share", name, share, spread, (sigma / persons) ** 2, persons, widest=_WIDEST)
 
 
-Column = Values | Numbers | Moments
+Column = Values | Numbers | Moments | Times
 
 
 def norm(columns: Sequence[Column]) -> float:

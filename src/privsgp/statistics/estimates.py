@@ -36,6 +36,7 @@ WIDEST = {
     "net_benefit": 0.1, "net_benefit_of_all": 0.1,
 }  # fmt: skip
 _CROWDED = 0.05
+_MOST = 1e9  # persons: if a metric needs more, the noise hides even how many
 _REACH = 2.5  # of the log-odds around the share of class 1: an AUC of 0.8 has nine tenths of its scores there
 _SIGNED = ("calibration_in_the_large", "net_benefit", "net_benefit_of_all")  # from −1 to 1
 
@@ -70,6 +71,8 @@ def estimate(
         widest -= off
         a, b = Z * Z * max(sampling, 0.0) * persons, Z * Z * noise * persons**2  # a/m + b/m² = widest²
         needed = (a + math.sqrt(a * a + 4 * widest**2 * b)) / (2 * widest**2)
+        if needed > _MOST:
+            return Estimate(metric, group, None)
         digits = 10 ** max(0, math.floor(math.log10(needed)) - 1)
         return Estimate(metric, group, None, persons_needed=math.ceil(needed / digits) * digits)
     low, high = (min(max(end, ends[0]), ends[1]) for end in (value - half, value + half))
@@ -195,37 +198,15 @@ class Scores:
     def _estimate(
         self, name: str, group: str, chosen: list[int], metric: Metric, cells: Array, persons: int, sigma: float
     ) -> Estimate:
-        h = torch.tensor(cells, dtype=torch.float64, requires_grad=True)
-        made = self._normalized(h, persons)
-        value = metric(made[chosen].sum(0))
-        (noise,) = torch.autograd.grad(value, h, retain_graph=True)
-        (slope,) = torch.autograd.grad(value, made)
-        value, made = value.detach(), made.detach()
-        counts, places = made[..., :-1], made[..., -1:]
-        # Of a person's place within the bin, the mean of the persons with the same label and group.
-        worth = slope[..., :-1] + slope[..., -1:] * (places / counts.sum(-1, keepdim=True)).nan_to_num().clamp(0, PLACE)
-        spread = (counts * worth**2).sum() - (counts * worth).sum() ** 2 / persons
+        shape = (self.groups.count, 2, self._bins + 1)
+        made, value, sampling, noise = by_slope(metric, cells.reshape(shape), chosen, persons, sigma)
         ends = (-1.0, 1.0) if name in _SIGNED else (0.0, 1.0)
-        variance = noise.square().sum().item() * sigma**2
-        within = self._order(made[chosen].sum(0)) if name == "auc" else 0.0
-        return estimate(
-            name, group, value.item(), spread.item(), variance, persons, widest=WIDEST[name], ends=ends, off=within
-        )
-
-    def _order(self, h: Tensor) -> float:
-        """Bound what the AUC may be wrong by, as bins do not show the order within them.
-
-        Densities that change as they do from bin to bin are right in all but crowded bins: of the pairs of both classes
-        that a bin holds beyond a twentieth of all, any order is possible. Scores that repeat may also be ties.
-        """
-        no, yes = h[:, :-1].clamp(min=0)
-        crowded = float((yes * no / (yes.sum() * no.sum()) - _CROWDED).clamp(min=0).sum()) / 2
-        return crowded + (abs(float(_within(h))) if self.repeated else 0.0)
-
-    def _normalized(self, h: Tensor, persons: int) -> Tensor:
-        made = h.reshape(self.groups.count, 2, self._bins + 1)
-        counts = made[..., :-1]
-        return torch.cat([counts + (persons - counts.sum()) / counts.numel(), made[..., -1:]], -1)
+        within = 0.0
+        if name == "auc":
+            no, yes = made[:, :-1].clamp(min=0)
+            pairs = yes * no / (yes.sum() * no.sum())
+            within = unordered(pairs, _within(made), repeated=self.repeated)
+        return estimate(name, group, value, sampling, noise, persons, widest=WIDEST[name], ends=ends, off=within)
 
     @property
     def _ends(self) -> tuple[Tensor, Tensor]:
@@ -256,14 +237,50 @@ class Scores:
         return (h[1, :-1].sum() - self._expected(h).sum()) / h[:, :-1].sum()
 
     def _brier(self, h: Tensor) -> Tensor:
-        """Return the mean of p² − 2 p y + y; within a bin, the density changes as it does from bin to bin."""
+        """Return the mean of p² − 2 p y + y."""
         (left, width), counts = self._ends, h[:, :-1].sum(0)
-        slope = torch.gradient(counts)[0] / 12
-        first, second = counts / 2 + slope, counts / 3 + slope  # of the place from 0 to 1, and of its square
-        missed = self._expected(h).sum() - (counts * left + first * width).sum()
-        middle = (counts * (left + width / 2)).sum() / counts.sum()
-        squares = (counts * left**2 + 2 * left * width * first + width**2 * second).sum() + 2 * middle * missed
+        sums, squares = powers(counts, left, width)
+        squares += 2 * (counts * (left + width / 2)).sum() / counts.sum() * (self._expected(h).sum() - sums)
         return (squares - 2 * self._expected(h)[1] + h[1, :-1].sum()) / counts.sum()
+
+
+def powers(counts: Tensor, left: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums of p and p²: within a bin, the density changes as it does from bin to bin."""
+    slope = torch.gradient(counts)[0] / 12
+    first, second = counts / 2 + slope, counts / 3 + slope  # of the place from 0 to 1, and of its square
+    sums = counts * left + first * width
+    return sums.sum(), (counts * left**2 + 2 * left * width * first + width**2 * second).sum()
+
+
+def by_slope(
+    metric: Metric, cells: Array, chosen: list[int], persons: int, sigma: float
+) -> tuple[Tensor, float, float, float]:
+    """Return the sum of chosen groups, a metric of it, and the metric's variances: of the sample, and of the noise.
+
+    `cells` has a group in each row. The last entries are no counts but places within bins. The counts are shifted to
+    add up to the public number of persons.
+    """
+    h = torch.tensor(cells, dtype=torch.float64, requires_grad=True)
+    counts = h[..., :-1]
+    made = torch.cat([counts + (persons - counts.sum()) / counts.numel(), h[..., -1:]], -1)
+    value = metric(made[chosen].sum(0))
+    (noise,) = torch.autograd.grad(value, h, retain_graph=True)
+    (slope,) = torch.autograd.grad(value, made)
+    made = made.detach()
+    counts, places = made[..., :-1], made[..., -1:]
+    # Of a person's place within the bin, the mean of the persons with the same label and group.
+    worth = slope[..., :-1] + slope[..., -1:] * (places / counts.sum(-1, keepdim=True)).nan_to_num().clamp(0, PLACE)
+    spread = (counts * worth**2).sum() - (counts * worth).sum() ** 2 / persons
+    return made[chosen].sum(0), value.item(), spread.item(), noise.square().sum().item() * sigma**2
+
+
+def unordered(pairs: Tensor, within: Tensor, *, repeated: bool) -> float:
+    """Bound what an AUC may be wrong by, as bins do not show the order within them.
+
+    Densities that change as they do from bin to bin are right in all but crowded bins: of the pairs of both classes
+    that a bin holds beyond a twentieth of all, any order is possible. Scores that repeat may also be ties.
+    """
+    return float((pairs - _CROWDED).clamp(min=0).sum()) / 2 + (abs(float(within)) if repeated else 0.0)
 
 
 def _within(h: Tensor) -> Tensor:
