@@ -81,10 +81,10 @@ def _after(rounding: Rounding, link: Link, one: Increment, sums: Sums) -> Sums:
     """Return the sums after an increment."""
     codes = torch.frombuffer(bytearray(one.codes), dtype=torch.uint8)[None]
     weight = torch.tensor([one.weight], dtype=torch.float64)
-    after = torch.tensor(sums)  # NumPy would warn of numbers that are refused later
-    after[:-1] += rounding.shares(rounding.carrying([link], [0.0]), codes, weight)[0]
+    after = sums.copy()
+    after[:-1] += rounding.shares(rounding.carrying([link], [0.0]), codes, weight)[0].numpy()
     after[-1] += one.weight
-    return after.numpy()
+    return after
 
 
 class SendingEnd:
