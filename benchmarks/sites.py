@@ -131,14 +131,15 @@ def _several(
     with tempfile.TemporaryDirectory() as place:
         folder, rendezvous, nodes = Path(place), _free_port(), range(len(wires) or 2)
         _study(folder, size, len(kinds) * (turns + 1) * size.steps + 1, bits, len(nodes), wires)
-        told = context.SimpleQueue()
+        told, ended = context.SimpleQueue(), context.Event()
         all_of_them: list[SpawnProcess] = [
-            context.Process(target=_process, args=(folder, node, size.steps, turns, kinds, rendezvous, told))
+            context.Process(target=_process, args=(folder, node, size.steps, turns, kinds, rendezvous, told, ended))
             for node in nodes
         ]
         for one in all_of_them:
             one.start()
         found = [told.get() for _ in nodes]
+        ended.set()
         for one in all_of_them:
             one.join()
     took, cpu, sent = ([one[part] for one in found] for part in range(3))
@@ -173,7 +174,8 @@ def _study(folder: Path, size: Size, rounds: int, bits: int, count: int, wires: 
 
 
 def _process(
-    folder: Path, node: int, steps: int, turns: int, kinds: tuple[str, ...], rendezvous: int, told: Any  # noqa: ANN401
+    folder: Path, node: int, steps: int, turns: int, kinds: tuple[str, ...], rendezvous: int, told: Any,  # noqa: ANN401
+    ended: Any,  # noqa: ANN401
 ) -> None:  # fmt: skip
     """Mix by each kind in turns; tell milliseconds of steps, CPU seconds and bytes sent."""
     torch.set_num_threads(1)
@@ -201,7 +203,7 @@ def _process(
         while any(network.members.have_of(i) < int(transport.last[0]) for i in others):  # they may still need the last
             time.sleep(0.01)
         told.put((took | {"message": pushes[len(pushes) // (turns + 1) :]}, cpu, sent))
-        time.sleep(2.0)
+        ended.wait()  # others may still wait for an answer
 
 
 def _timed(mixes: dict[str, Mix], steps: int, turns: int, network: sites_run.Network) -> tuple[Row, Row, Row]:
