@@ -8,6 +8,7 @@ import socket
 import time
 
 import pytest
+import torch
 
 
 @pytest.mark.parametrize("seed", [0, None])
@@ -85,3 +86,27 @@ def test_a_slow_wire_carries_all_and_no_faster_than_it_says(monkeypatch):
             with there, there.makefile("rb") as read:
                 assert read.read() == text
     assert time.monotonic() - began >= 8 * len(text) / 4e6
+
+
+def test_layers_are_judged_against_autograd(monkeypatch):
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "benchmarks")
+    layers = importlib.import_module("layers")
+    kinds = [
+        kind for part in (layers.convolutions, layers.others, layers.sequences, layers.looked_up) for kind in part()
+    ]
+    assert len(kinds) == 91
+    assert layers.judged(torch.nn.Linear(3, 2), (3,), tokens=False) == "by rules"
+    assert layers.judged(torch.nn.InstanceNorm1d(3, affine=True), (3, 4), tokens=False) == "by torch.func"
+    assert layers.judged(torch.nn.BatchNorm1d(3), (3, 4), tokens=False).startswith(
+        "refused: the model is a BatchNorm1d"
+    )
+    monkeypatch.setattr(layers, "stack", lambda *_: lambda z, *_: _Plain(z.new_zeros(3, 4, z.shape[1])))
+    assert layers.judged(torch.nn.Linear(3, 2), (3,), tokens=False).startswith("wrong by")
+
+
+class _Plain:
+    def __init__(self, gradients):
+        self.gradients = gradients
+
+    def dense(self):
+        return self.gradients

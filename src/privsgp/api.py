@@ -28,6 +28,7 @@ from privsgp.data.tables import Frame, is_frame
 from privsgp.errors import Refused, called_from_python
 from privsgp.features import frozen
 from privsgp.features.maps import make_encoder
+from privsgp.gradients.stacked import refuse_mixing_layers
 from privsgp.metrics import Calibration, Measure
 from privsgp.options import Options
 from privsgp.planner import settle as planning
@@ -171,6 +172,7 @@ def train(
     if not isinstance(model, nn.Module):
         remedy = "give a torch.nn.Module, an instance, not its class; privsgp.models.make('mlp', …) makes one"
         raise Refused(f"model={model!r}", remedy)
+    refuse_mixing_layers(model)
     folder = Path(out)
     if seed is None:  # a simulation protects nobody, whatever it starts from
         _refuse_trained(model, features)
@@ -195,7 +197,7 @@ def train(
             all_of_it = given.values() if isinstance(given, Mapping) else (given,)
             files = [Path(one) for one in all_of_it if isinstance(one, str | Path)]
             problems.refuse_own_file(Path(test), files, f"test={str(test)!r}")
-        dataset, parts = _brought(given, test, config, targets, learner, persons)
+        dataset, parts = _brought(given, test, config, targets, learner, persons, several=not isinstance(loss, str))
         for y in (dataset.y, dataset.y_test) if kind == "survival" else ():
             if y is not None:
                 survival.decoded(y)
@@ -207,6 +209,8 @@ def train(
     dataset, parts = world.all_or_none(brought)
     _say(problems.unsaid(config))
 
+    if dataset.y.ndim > 1 and dataset.classes is not None:
+        kind = None  # a sample has several labels: metrics are for one
     unit = (0.0, 1.0) if config.data.schema is None else config.data.schema.unit
     weighed = models.class_weights(loss)
     measure = Measure(kind, dataset.classes, None if kind else correct, unit, Calibration(weighed))
@@ -310,24 +314,26 @@ def _brought(
     task: data_room.Task,
     learner: nn.Module | None,
     persons: object,
+    *,
+    several: bool,
 ) -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None]:
     """Return the data set, and who holds which rows where the caller has decided that.
 
     The log says what happened to single values, for their owner.
     """
-    d, several = config.data, isinstance(given, Mapping)
-    if several and sorted(given) != list(range(len(given))):
+    d, by_site = config.data, isinstance(given, Mapping)
+    if by_site and sorted(given) != list(range(len(given))):
         raise Refused(f"data has the keys {sorted(given)}", "number the nodes 0, 1, 2, …")
-    sites = [given[i] for i in range(len(given))] if several else [given]
-    names = [config.site(i) for i in range(len(sites))] if several else ["data"]
-    whose = _by_node(persons, config, len(sites)) if several else [persons]
-    form: dict[str, Any] = {"task": task, "config": config, "learner": learner}
+    sites = [given[i] for i in range(len(given))] if by_site else [given]
+    names = [config.site(i) for i in range(len(sites))] if by_site else ["data"]
+    whose = _by_node(persons, config, len(sites)) if by_site else [persons]
+    form: dict[str, Any] = {"task": task, "config": config, "learner": learner, "several": several}
     found = [
-        _one(one, name, own=several or config.seed is None, persons=ids, **form)
+        _one(one, name, own=by_site or config.seed is None, persons=ids, **form)
         for one, name, ids in zip(sites, names, whose, strict=True)
     ]
     first = found[0].dataset
-    if several and (four := [name for name, one in zip(names, found, strict=True) if one.dataset.x_test is not None]):
+    if by_site and (four := [name for name, one in zip(names, found, strict=True) if one.dataset.x_test is not None]):
         raise Refused(f"{four[0]} brings test data", "give each node (x, y), and test data as `test`")
     count = d.classes or next((one.classes for one in found if one.classes is not None), None)
     if test is not None:
@@ -335,7 +341,7 @@ def _brought(
             raise Refused("test=… was given, and data have test data too", "leave test out, or give arrays (x, y)")
         public = _one(test, "test", own=False, **form)
         first, count = with_tests(first, public.dataset.x, public.dataset.y), count or public.classes
-    if several:
+    if by_site:
         return pool([first, *(one.dataset for one in found[1:])], "arrays", count)
     if task == "classification":
         first = settle(first, count)
@@ -346,7 +352,7 @@ def _brought(
 def _one(
     given: Any,  # noqa: ANN401 - whatever was brought
     where: str, *, task: data_room.Task, config: configs.Config, learner: nn.Module | None, own: bool,
-    persons: object = None,
+    several: bool, persons: object = None,
 ) -> LoadedData:  # fmt: skip
     """Return what a node brings, all of them together, or the test data, checked except for the range of labels."""
     d, trained = config.data, where != "test"
@@ -368,7 +374,10 @@ def _one(
     else:
         arrays, classes = pair(given), None
         vocabulary = _vocabulary(arrays[0], d.tokens, learner)
-    dataset, told = from_arrays(*arrays, name=where, task=task, vocabulary=vocabulary, settled=False), list[str]()
+    dataset, told = (
+        from_arrays(*arrays, name=where, task=task, vocabulary=vocabulary, settled=False, several=several),
+        list[str](),
+    )
     if (rows := getattr(given, "rows", None)) is not None and len(rows) == len(dataset.x):
         dataset = replace(dataset, rows=rows)
     if trained and d.persons is not None:
@@ -426,7 +435,9 @@ def _refuse_unfit(problem: problems.Problem, measure: Measure) -> None:
     )  # fmt: skip
     if not isinstance(outputs, torch.Tensor):
         what = f"the model returns a {type(outputs).__name__}"
-        raise Refused(what, "let forward return one tensor [B, …]: of an LSTM, say, out[:, -1]")
+        raise Refused(
+            what, "let forward return one tensor [B, …]: of an LSTM, say, out[:, -1], of Hugging Face, out.logits"
+        )
     count, classes = outputs.shape[-1], d.classes or 0
     if measure.kind == "cross-entropy" and count < classes:
         or_binary = ", or take loss='binary' for two classes" if (count, classes) == (1, 2) else ""
@@ -436,7 +447,8 @@ def _refuse_unfit(problem: problems.Problem, measure: Measure) -> None:
     _tried(
         lambda: problem.loss(outputs, targets),
         f"the loss fails on outputs {list(outputs.shape)} and targets {list(targets.shape)}",
-        "let it return one number per sample; for targets that are numbers say task='regression'",
+        "let it return one number per sample; nn.CrossEntropyLoss takes outputs [N, classes, …]; "
+        "for targets that are numbers say task='regression'",
     )
 
 

@@ -57,7 +57,7 @@ def test_every_value_is_in_the_run_id(three):
 
 
 CHANGES = {
-    "release": ("0.0", "one release"),
+    "version": (1, r"is for protocol 1 \(privsgp .*and this site has protocol 2 \(privsgp"),
     "samples": ([1, 2, 3], "J_i"),
     "steps": (7, "K"),
     "sigma": ([0.1], "entries"),
@@ -75,6 +75,11 @@ def test_a_study_that_does_not_hold_together_is_refused(three, tmp_path, key):
     path.write_bytes(canonical(three.agreement.values | {key: value}))
     with pytest.raises(Refused, match=why):
         Agreement.read(path)
+
+
+def test_another_release_of_the_same_protocol_may_take_part(three):
+    values = copy.deepcopy(three.agreement.values) | {"release": "0.0"}
+    assert Agreement.of(values, "a study").release == "0.0"
 
 
 def test_a_study_that_is_written_otherwise_is_refused(three, tmp_path):

@@ -103,21 +103,23 @@ def from_arrays(
     classes: int | None = None,
     vocabulary: int | None = None,
     settled: bool = True,
+    several: bool = False,
 ) -> Dataset:
     """Check the arrays and make them a `Dataset`; uint8 inputs are divided by 255, others are taken as they are.
 
     With a `vocabulary` inputs are tokens, whole numbers below it, and stay so. Without `settled`, `settle` is still to
-    check the range of the labels, for which one site's labels may not be enough.
+    check the range of the labels, for which one site's labels may not be enough. With `several`, a sample may have any
+    array of labels or numbers.
 
     Assumes: the number of classes is public. Without `classes` it is counted in `y_test`, and only where there is no
     test set in `y`, which is for simulations: one record of a node must not change the shape of the model.
     """
     if (x_test is None) != (y_test is None):
         raise Refused(f"{name}: only one of x_test and y_test is there", "give both, or neither")
-    train = _pair(x, y, name, "", task, vocabulary)
+    train = _pair(x, y, name, "", task, vocabulary, several=several)
     dataset = Dataset(name, *train, None, None, None, vocabulary=vocabulary)
     if x_test is not None:
-        dataset = with_tests(dataset, *_pair(x_test, y_test, name, "_test", task, vocabulary))
+        dataset = with_tests(dataset, *_pair(x_test, y_test, name, "_test", task, vocabulary, several=several))
     return settle(dataset, classes) if settled and task == "classification" else dataset
 
 
@@ -177,11 +179,13 @@ def array(given: object, key: str) -> Array:
     return made
 
 
-def _pair(x: object, y: object, name: str, kind: str, task: Task, vocabulary: int | None) -> tuple[Inputs, Targets]:
+def _pair(
+    x: object, y: object, name: str, kind: str, task: Task, vocabulary: int | None, *, several: bool
+) -> tuple[Inputs, Targets]:
     key = f"{name}: x{kind}"
     given = array(x, key)
     found = inputs(given, key) if vocabulary is None else tokens(given, key, vocabulary)
-    known = targets(np.asarray(y), f"{name}: y{kind}", task)
+    known = targets(np.asarray(y), f"{name}: y{kind}", task, several=several)
     if len(found) != len(known):
         raise Refused(f"{key} has {len(found)} rows, y{kind} has {len(known)}", "give one row of y to each of x")
     return found, known
@@ -225,12 +229,16 @@ def inputs(array: Array, key: str) -> NDArray[np.float32]:
     return values / np.float32(255) if array.dtype == np.uint8 else values
 
 
-def targets(array: Array, key: str, task: Task) -> Targets:
-    """Check targets and return them as a loss sees them."""
+def targets(array: Array, key: str, task: Task, *, several: bool = False) -> Targets:
+    """Check targets and return them as a loss sees them; with `several`, a sample may have any array of them."""
     if task == "regression":
-        _refuse_form(array, key, (1, 2), "fiub", "give one real target [N] or k targets [N, k] to each sample")
+        _refuse_form(
+            array, key, (1, 9 if several else 2), "fiub", "give one real target [N] or k targets [N, k] to each sample"
+        )
         return _finite(array, key)
-    _refuse_form(array, key, (1,), "fiub", "give one class number to each sample, [N]: 0, 1, 2, …")
+    remedy = "give one class number to each sample, [N]: 0, 1, 2, …; for several, from Python, take a loss of torch, "
+    remedy += "nn.CrossEntropyLoss(reduction='none') or nn.BCEWithLogitsLoss(reduction='none'), or of your own"
+    _refuse_form(array, key, (1, 9 if several else 1), "fiub", remedy)
     if array.dtype.kind == "f":
         # Beyond 2^53 a float names no single integer.
         whole = (np.abs(array) < 2.0**53) & (array == np.rint(array))

@@ -39,6 +39,8 @@ def pair(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - whatever was brought
     if not isinstance(given, Sequence) or len(given) not in (2, 4):
         many = f" of {len(given)}" if isinstance(given, Sequence) else ""
         remedy = "give (x, y) or (x, y, x_test, y_test), a torch Dataset, a list of these or a mapping {node: …}"
+        if hasattr(given, "column_names"):  # of Hugging Face: which columns are inputs it does not say
+            remedy = f"name its columns: (data['input_ids'], data['label']); it has {given.column_names}"
         raise Refused(f"data is a {type(given).__name__}{many}", remedy)
     return tuple(plain(part, key) for part, key in zip(given, NPZ, strict=False))
 
@@ -70,4 +72,7 @@ def _items(given: torch_data.Dataset[Any]) -> tuple[Any, Any]:
 
 
 def _several(what: str) -> Refused:
-    return Refused(f"{what} has several inputs", "concatenate them in one array, and split it in forward")
+    return Refused(
+        f"{what} has several inputs",
+        "give one array: x = numpy.stack([ids, mask], 1), and in forward x[:, 0] and x[:, 1]",
+    )

@@ -44,10 +44,14 @@ def frozen(module: nn.Module, sample: Tensor) -> nn.Module:
     """
     still = copy.deepcopy(module).cpu().float().eval().requires_grad_(requires_grad=False)
     with torch.no_grad():
-        together = still(sample.float())
+        try:
+            together = still(sample)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            remedy = "give samples the form that it takes; if it looks tokens up, say vocabulary=…"
+            raise Refused(f"the features do not take samples of {list(sample.shape[1:])}: {error}", remedy) from error
         if not isinstance(together, Tensor) or together.shape[:1] != sample.shape[:1] or together.dim() < 2:
             raise Refused("the features do not give one row per sample", "return a tensor [B, ...]")
-        alone = torch.cat([still(row[None].float()) for row in sample])
+        alone = torch.cat([still(row[None]) for row in sample])
     if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4, equal_nan=True):
         remedy = "make every operation of the encoder act on each sample alone, without dropout or coins"
         raise Refused("the features of a sample depend on the other samples of its batch", remedy)

@@ -63,10 +63,13 @@ def stack(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor], *, rules:
         if found is not None:
             return found
         functional(*few)  # the first gradient loads torch's compiler: a second
+    except Refused:
+        raise
     except (RuntimeError, ValueError) as error:  # a branch on what a whole batch holds, say
         raise Refused(
             f"torch.func cannot differentiate this model sample by sample: {error}",
-            "write its forward with operations that vmap supports, without in-place changes or data-dependent branches",
+            "write its forward with operations that vmap supports, without in-place changes or branches that depend on "
+            "data. Give models of Hugging Face masks with four axes: mask[:, None, None].bool()",
         ) from error
     return functional
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from privsgp.errors import Refused
+
 State = tuple[Tensor, ...]  # h, or h and c
 
 
@@ -25,6 +27,9 @@ class _Unrolled(nn.Module):
 
     def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:  # noqa: ANN401 - h, or h and c
         """Run the recurrence over [B, T, in], or [T, B, in]; return outputs, and the last h, or h and c."""
+        if not isinstance(x, Tensor):
+            remedy = "give it padded sequences, a tensor [B, T, …], and take the output at each one's last step"
+            raise Refused(f"a recurrent layer is called with a {type(x).__name__}", remedy)
         x = x if self.batch_first else x.transpose(0, 1)
         first = None if hx is None else list(zip(*(hx if self.cell == "LSTM" else (hx,)), strict=True))
         states: list[State] = []

@@ -56,7 +56,7 @@ def in_any_precision(loss: PerSample, axes: int = 0) -> PerSample:
     """Return a loss of the user's whose own numbers, weights of classes say, are in the precision of the outputs.
 
     Probes run in float64 and steps in float32: nn.CrossEntropyLoss(weight=…) would refuse one of them. Those of torch
-    that want targets of the outputs' shape get them; where a sample has several (`axes` = 1), they are averaged.
+    that want targets of the outputs' shape get them; where a sample has several (in `axes` axes), they are averaged.
     """
     if not isinstance(loss, nn.Module):
         return loss
@@ -69,9 +69,9 @@ def in_any_precision(loss: PerSample, axes: int = 0) -> PerSample:
             known[kind] = copy.deepcopy(loss).to(*kind[::-1])
         real = targets.to(outputs.dtype) if elementwise or targets.is_floating_point() else targets
         found: torch.Tensor = known[kind](outputs, real.reshape(outputs.shape) if elementwise else real)
-        if not elementwise or loss.reduction != "none":  # which is refused later, by its shape
-            return found
-        return found.mean(-1) if axes else found.reshape(targets.shape)
+        if axes and found.ndim > axes:
+            return found.mean(tuple(range(-axes, 0)))
+        return found.reshape(targets.shape) if elementwise and loss.reduction == "none" else found
 
     return value
 

@@ -426,7 +426,8 @@ def _encoder(card: dict[str, Any], given: nn.Module | None) -> nn.Module | None:
         return make_encoder(name, _options(card), tuple(card["input_shape"]))[0]
     if given is None:
         raise Refused("the run used a module for its features", "pass that module too: load(run, …, features=encoder)")
-    still = maps.frozen(given, torch.zeros(2, *card["input_shape"]))
+    kind = torch.float32 if card.get("vocabulary") is None else torch.int64
+    still = maps.frozen(given, torch.zeros(2, *card["input_shape"], dtype=kind))
     if maps.digest(still) != card["encoder"]:
         raise Refused(f"{type(given).__name__} is not the encoder of the run", "give the module with the same weights")
     return still

@@ -31,7 +31,7 @@ from privsgp.runs.problem import assembled, first_model, weights_digest
 from privsgp.runs.resolve import make_graph, resolve
 from privsgp.sites.canonical import digest
 from privsgp.sites.protocol.increments import increment_bytes
-from privsgp.sites.study import FORMAT, VERSION, Study, text_of
+from privsgp.sites.study import FORMAT, PROTOCOL, Study, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -307,7 +307,7 @@ def propose(
     model, encoder = first_model(config, dataset.x.shape[1:], dataset.y.shape[1:], dataset.classes)
     now = dt.datetime.now(dt.UTC)
     values = {
-        "format": FORMAT, "version": VERSION, "release": __version__, "name": name,
+        "format": FORMAT, "version": PROTOCOL, "release": __version__, "name": name,
         "created": text_of(now), "expires": text_of(now + dt.timedelta(days=days)),
         "config": config.shared(), "roster": [card.values for card in roster],
         "graph": graph_hash(make_graph(config)), "sample": _shape(dataset), "model": _model(model, encoder),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field
 
@@ -23,7 +23,8 @@ from privsgp.sites.identity import Card
 if TYPE_CHECKING:
     from privsgp.sites.identity import Site
 
-FORMAT, VERSION = "privsgp-study", 1
+FORMAT: Literal["privsgp-study"] = "privsgp-study"
+PROTOCOL = 2  # grows with every change of messages, and of what sites compute: releases of one protocol work together
 LONGEST = 2**22
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -78,7 +79,7 @@ class _Shared(Options):
 class Study(Options):
     """A study file that was read: values of the right shape, and cards that are real."""
 
-    format: str
+    format: Literal["privsgp-study"]
     version: int
     release: str
     name: Annotated[str, Field(pattern=r"^\w[\w.-]{0,63}$")]
@@ -114,11 +115,14 @@ class Study(Options):
 
     @classmethod
     def of(cls, values: object, where: str) -> Self:
-        """Return the study of this release that these values are."""
+        """Return the study of this release's protocol that these values are."""
         study = cls.of_any_release(values, where)
-        for key, expected in (("format", FORMAT), ("version", VERSION), ("release", __version__)):
-            if (found := getattr(study, key)) != expected:
-                raise Refused(f"{where}: {key} = {found!r}, and this is {expected!r}", "all sites need one release")
+        if study.version != PROTOCOL:
+            raise Refused(
+                f"{where} is for protocol {study.version} (privsgp {study.release}), and this site has protocol "
+                f"{PROTOCOL} (privsgp {__version__})",
+                f"install a release with protocol {study.version} at this site, or propose a new study",
+            )
         return study
 
     @classmethod
