@@ -164,6 +164,17 @@ def _pairwise(device: str, turns: int) -> Iterator[Row]:
     yield _streams(MLP.but(hidden=64, name="streams of one site"), turns)
 
 
+def _persons(device: str, turns: int) -> Iterator[Row]:
+    """What four rows a person cost: the same number of rows a step as those of persons with one."""
+    if device != "cpu":
+        return
+    for algorithm in ("privsgp", "privsgp-vr"):
+        whole = MLP.but(name=f"persons, {algorithm}", batch=12, samples=300, rows=4)
+        with ours.engine(whole, algorithm) as persons, ours.engine(MLP, algorithm) as records:
+            took = interleaved({"ours": ours.stepper(persons), "floor": ours.stepper(records)}, turns, device)
+        yield _row(whole, took["ours"]) | {"records_ms": took["floor"], "persons_ratio": took["ours"] / took["floor"]}
+
+
 def _streams(work: Workload, turns: int) -> Row:
     """Time what a site of its own draws each step: n − 1 streams of pairs, beside its own."""
     row = _row(work, 0.0)
@@ -182,7 +193,7 @@ def _sites(device: str, turns: int) -> Iterator[Row]:
 
 TABLES = {
     "against": _against, "growth": _growth, "parts": _parts, "secret": _secret, "pairwise": _pairwise, "scale": _scale,
-    "sites": _sites,
+    "sites": _sites, "persons": _persons,
 }  # fmt: skip
 
 

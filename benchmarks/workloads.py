@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.randomness.protocol import Noise
+    from privsgp.randomness.noise import Noise
 
 CLIP, SIGMA, STEP_SIZE = 1.0, 0.01, 0.1
 
@@ -40,6 +40,7 @@ class Workload:
     classes: int = 10
     device: str = "cpu"
     table_dtype: Literal["float32", "bfloat16"] | None = None
+    rows: int = 1  # of a sample; with more, it is a person
     shared: bool = False  # whether pairs of nodes share noise; three quarters of them are honest
 
     def but(self, **changes: Any) -> Workload:  # noqa: ANN401 - the fields above
@@ -51,12 +52,12 @@ class Workload:
         return models.make(self.model, input_shape=self.shape, outputs=self.classes, hidden=self.hidden, seed=0)
 
     def data(self) -> tuple[Tensor, Tensor]:
-        """Inputs [n, J + 1, …] and labels [n, J + 1]; row J is nobody's."""
+        """Inputs [n, J + 1, …] and labels [n, J + 1]; row J is nobody's. Persons have `rows` of them each."""
         generator = torch.Generator(self.device).manual_seed(0)
-        rows = self.nodes, self.samples + 1
+        rows = self.nodes, self.samples + 1, *((self.rows,) if self.rows > 1 else ())
         inputs = torch.randn(*rows, *self.shape, generator=generator, device=self.device)
         targets = torch.randint(self.classes, rows, generator=generator, device=self.device)
-        inputs[:, -1], targets[:, -1] = 0, 0
+        inputs[:, -1], targets[:, -1] = 0, 0 if self.rows == 1 else -1
         return inputs, targets
 
     def spec(self, algorithm: str = "privsgp-vr", *, steps: int = 1 << 20, seed: int | None = 0) -> RunSpec:
@@ -64,7 +65,7 @@ class Workload:
         device, dtype, chosen = torch.device(self.device), torch.float32, ALGORITHMS[algorithm]
         own = {} if self.table_dtype is None else {"table_dtype": self.table_dtype}
         settings = Settings(clip=CLIP, options=chosen.Options(**own))
-        slack = kappa(dtype, device, positions=1 if self.model == "mlp" else 2)
+        slack = kappa(dtype, device, positions=1 if self.model == "mlp" and self.rows == 1 else 2)
         made = chosen.mechanism(settings, sigma=SIGMA, batch=self.batch, samples=self.samples, kappa=slack)
         n, loss = self.nodes, models.per_sample("cross-entropy")
         network = graph.make("exponential", n)
@@ -75,7 +76,13 @@ class Workload:
             seed=seed,
             shared_hash="benchmark",
             learning=Learning(
-                self.make_model(), loss, None, *self.data(), None, [m.samples for m in protection.mechanisms]
+                self.make_model(),
+                loss,
+                None,
+                *self.data(),
+                None,
+                [m.samples for m in protection.mechanisms],
+                rows=self.rows,
             ),
             protection=protection,
             algorithm=chosen,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from privsgp.accounting.book import Records
-from privsgp.data.persons import canonical, named
+from privsgp.data.dataset import from_arrays
+from privsgp.data.persons import Named, PersonOptions, canonical, grouped, named
 from privsgp.errors import Refused
 from privsgp.runs import booked, budgets
 from privsgp.runs import config as configs
@@ -49,3 +52,33 @@ def test_a_person_at_sites_with_other_noise_is_refused():
     })  # fmt: skip
     with pytest.raises(Refused, match="different noise or budgets"):
         budgets.by_person(config, None, [400, 40])
+
+
+ROW = st.tuples(st.sampled_from(["7", "7.0", " 07", "a", "A", "b", "c"]), *[st.integers(0, 2)] * 4)
+
+
+def rows_of(rows, most, latest):
+    """Return {person: rows that are used, in order}, all of it in order, and how many persons are cut."""
+    names, x, y, dates = [r[0] for r in rows], [r[1:3] for r in rows], [r[3] for r in rows], [float(r[4]) for r in rows]
+    choice = {"rows_choice": "latest", "rows_date": "d"} if latest else {}
+    options = PersonOptions(person="p", rows_per_person=most, **choice)
+    data = from_arrays(np.array(x, np.float32), np.array(y), classes=3)
+    made, cut = grouped(data, Named(names, np.array(dates) if latest else None), options)
+    whose = list(map(tuple, made.persons.hashes.tolist()))
+    used = list(zip(whose, made.x.tolist(), made.y.tolist(), strict=True))
+    return {who: [row for other, *row in used if other == who] for who in whose}, used, cut
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(ROW, min_size=1, max_size=12), st.randoms(), st.integers(1, 4), st.booleans())
+def test_order_and_others_change_nothing(rows, random, most, latest):
+    shuffled = random.sample(rows, len(rows))
+    by_person, used, cut = rows_of(rows, most, latest)
+    assert (by_person, used, cut) == rows_of(shuffled, most, latest)
+    assert len(by_person) == len({canonical(row[0]) for row in rows})
+    assert max(map(len, by_person.values())) <= most
+    gone = canonical(rows[0][0])
+    if others := [row for row in rows if canonical(row[0]) != gone]:
+        found = rows_of(others, most, latest)[0]
+        assert found == {who: of for who, of in by_person.items() if who in found}
+        assert len(found) == len(by_person) - 1

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -49,10 +50,10 @@ def threads():
     torch.set_num_threads(before)
 
 
-def _training(folder, algorithm, *, seed=7, model="mlp", privacy=None, own=None):
+def _training(folder, algorithm, *, seed=7, model="mlp", privacy=None, own=None, data=None):
     values = tomllib.loads(runs.SMALL)
     values["privacy"] |= privacy or {}
-    values["data"] = {"nodes": 5, "sizes": [300, 40, 60, 80, 100]}
+    values["data"] = {"nodes": 5, "sizes": [300, 40, 60, 80, 100]} | (data or {})
     values["algorithm"] = {"steps": 5, "step_size": 0.5} | algorithm
     values["model"] = {"name": model}
     if algorithm["name"] == "sgp":
@@ -118,12 +119,22 @@ def _whole(spec, _gradient):
     return [slice(0, len(spec.here))]
 
 
+def _persons(folder):
+    """Write digits of persons with up to four rows, of which a run uses three, and return how to read them."""
+    rng = np.random.default_rng(0)
+    whose = np.repeat(np.arange(580), rng.integers(1, 5, 580))
+    np.savez(folder / "a.npz", x=rng.random((len(whose), 64)), y=rng.integers(0, 10, len(whose)), person=whose)
+    return {"name": str(folder / "a.npz"), "classes": 10, "person": "person", "rows_per_person": 3}
+
+
+@pytest.mark.parametrize("persons", [False, True])
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda a: "-".join(map(str, a.values())))
-def test_groups_have_the_bits_of_all_nodes_at_once(tmp_path, monkeypatch, algorithm):
-    split = _training(tmp_path / "groups", algorithm)
+def test_groups_have_the_bits_of_all_nodes_at_once(tmp_path, monkeypatch, algorithm, persons):
+    data = _persons(tmp_path) if persons else None
+    split = _training(tmp_path / "groups", algorithm, data=data)
     assert [group.nodes for group in split.groups] == [slice(0, 2), slice(2, 5)]
     monkeypatch.setattr(trainer, "split", _whole)
-    whole = _training(tmp_path / "whole", algorithm)
+    whole = _training(tmp_path / "whole", algorithm, data=data)
     assert len(whole.groups) == 1
     ends = [split.run()]
     torch.set_num_threads(1)

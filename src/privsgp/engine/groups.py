@@ -16,6 +16,7 @@ import torch
 from privsgp.algorithms import Exchange, PrivSGP, PushSum, Release, State
 from privsgp.algorithms.saga import PrivSGPSAG, PrivSGPVR
 from privsgp.devices import device_of, in_threads
+from privsgp.gradients.persons import Persons
 from privsgp.gradients.rounding import CHUNK
 from privsgp.gradients.rules.ruled import Ruled
 
@@ -83,7 +84,8 @@ def split(spec: RunSpec, gradient: Stacked) -> list[slice]:
     n, everyone = len(spec.here), [slice(0, len(spec.here))]
     count = min(max(torch.get_num_threads(), -(-n // _MOST)), n // 2)
     by_node = spec.algorithm.step is PushSum.step and getattr(spec.algorithm, "direction", None) in _BY_NODE
-    ruled = isinstance(gradient, Ruled) and not gradient.samples_first and device_of(spec.device).in_host_memory
+    by_row = gradient.by_row if isinstance(gradient, Persons) else gradient
+    ruled = isinstance(by_row, Ruled) and not by_row.samples_first and device_of(spec.device).in_host_memory
     if count < 2 or torch.get_num_threads() == 1 or not (by_node and ruled):
         return everyone
     ends = [n * i // count for i in range(count + 1)]
@@ -97,7 +99,8 @@ def same_alone(gradient: Stacked, spec: RunSpec, few: int, batch: int) -> bool:
     Between layers may be products of the user's own, attention say, that round by their place among others.
     """
     nodes = len(spec.here)
-    number = torch.arange(nodes * batch).view(nodes, batch)
+    rows = () if spec.learning.rows == 1 else (spec.learning.rows,)
+    number = torch.arange(nodes * batch * spec.learning.rows).view(nodes, batch, *rows)
     z = torch.randn(nodes, gradient.layout.dim, generator=torch.Generator().manual_seed(0)).mul_(0.1).to(spec.dtype)
     given = [z, *(t[number % len(t)] for t in spec.learning.made_up())]
     some = slice(1, 1 + few)  # a node further than where they are by themselves

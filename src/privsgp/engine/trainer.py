@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
     from privsgp.gradients import Stacked
-    from privsgp.randomness.protocol import KeyExchange
+    from privsgp.randomness.noise import KeyExchange
     from privsgp.transport.protocol import Transport
 
     Watcher = Callable[[int, dict[str, Any] | None], None]
@@ -282,7 +282,8 @@ class Trainer:
         loss, groups = one_at_a_time(loss), []
         for nodes in slices:
             part = spec.for_nodes(nodes)
-            block = self._block(part, Ruled(self.model, self.layout, loss), self.randomness.of(part))
+            own = of_samples(Ruled(self.model, self.layout, loss), spec.learning.rows)
+            block = self._block(part, own, self.randomness.of(part))
             groups.append(Group(nodes, spec.algorithm(block, spec.settings)))
         return groups
 

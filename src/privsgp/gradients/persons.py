@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from privsgp.gradients.per_sample import Outer, PerSample, Piece, Plain, Product, broadcast, smaller, squared_norm
+from privsgp.gradients.product import product
 from privsgp.gradients.rounding import cancelled
 
 if TYPE_CHECKING:
@@ -83,10 +84,11 @@ class Rows(Product):
         """Σ_{p,p'} ⟨δ_p, δ_p'⟩ (⟨a_p, a_p'⟩ + 1), and what rounding may add."""
         delta, a = self.delta.double(), self.input.double()
         rows, width = delta.shape[2], delta.shape[-1] + a.shape[-1]
-        products = (delta @ delta.mT) * (a @ a.mT + self.bias)
+        gram = [product(f, f.mT) for f in (delta.flatten(0, 1), a.flatten(0, 1))]
+        products = (gram[0] * (gram[1] + self.bias)).view(*self.delta.shape[:2], rows, rows)
         longest = (squared_norm(self.delta) * (squared_norm(self.input) + self.bias)).sqrt().sum(-1)
         off = (width + rows + 8) * torch.finfo(torch.float64).eps
-        length = (products.sum((-2, -1)).clamp(min=0) + off * longest.square()).sqrt()
+        length = (products.sum(-1).sum(-1).clamp(min=0) + off * longest.square()).sqrt()
         length = length + torch.finfo(self.delta.dtype).eps * longest
         return torch.maximum(length, longest / cancelled(torch.float64, rows)).square()
 
