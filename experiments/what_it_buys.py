@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import pages
 
 from privsgp.algorithms import ALGORITHMS
-from privsgp.algorithms.saga import TableOptions
 from privsgp.files import write_json
 from privsgp.research import picture
 from privsgp.research.bench import Bench
@@ -229,7 +228,7 @@ def row_of(runs: Several, samples: int, step_size: float, tried: dict[float, Sev
 def evaluations(config: Config, samples: int) -> float:
     """Return how many gradients a node takes: K b, and J for a table that begins with them."""
     own = ALGORITHMS[config.algorithm.name].Options(**config.options("algorithm"))
-    table = isinstance(own, TableOptions) and own.table_init == "gradients"
+    table = getattr(own, "table_init", None) == "gradients"
     return config.algorithm.steps * config.algorithm.batch + (samples if table else 0)
 
 

@@ -42,7 +42,7 @@ def test_sequences(monkeypatch, tmp_path, capsys):
     _run(monkeypatch, "sequences.py", "--steps", 2, "--records", 200, "--out", tmp_path)
     transformer, adapters = capsys.readouterr().out.splitlines()
     assert transformer.startswith("transformer: ")
-    assert "194 of 3,330 numbers learn, 776 bytes a message" in adapters
+    assert "130 of 3,330 numbers learn, 520 bytes a message" in adapters
     for name in ("transformer", "adapters"):
         assert all(s.epsilon <= 3.0 for s in statements(tmp_path / name))
 

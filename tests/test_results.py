@@ -34,6 +34,7 @@ ALONE = {
     "stragglers",
     "soteriafl",
     "planning",
+    "signals",
 }
 PLAN = """
 [[step]]
@@ -123,9 +124,7 @@ def test_every_step_says_what_it_is_and_runs_what_is_there(experiment, monkeypat
         assert {"name", "words", "rough", "pages", "makes", "commands"} <= step.keys()
         assert step.keys() <= {"name", "words", "rough", "pages", "makes", "commands", "copies", "needs"}
         assert {one.partition(":")[0] for one in step.get("needs", ())} <= {"data", "file", "package"}
-        assert ("data:" in " ".join(step.get("needs", ()))) == any("{data}" in one for one in step["commands"]) or (
-            step["name"] == "texts"
-        )
+        assert ("data:" in " ".join(step.get("needs", ()))) == any("{data}" in one for one in step["commands"])
         assert all((ROOT / page).exists() for page in step["pages"])
         for command in step["commands"]:
             parts = shlex.split(command)

@@ -71,7 +71,7 @@ def packaged(package: str, name: str, sha256: str, install: str) -> bytes:
         raise Refused(f"{name} of the package {package} is not here", f"install it: {install}")
     path = Path(spec.submodule_search_locations[0]) / name
     try:
-        raw = read_bytes(path)
+        raw = read_bytes(path, 2 * LONGEST)
     except OSError as error:
         raise Refused(f"{path} cannot be read: {error.strerror}", f"install it again: {install}") from error
     if hashlib.sha256(raw).hexdigest() != sha256:

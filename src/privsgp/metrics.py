@@ -296,7 +296,7 @@ LOWER = ("log_loss", "brier", "survival_brier")  # of probabilities: the smaller
 _GUESSES = {
     "log_loss": "worse than predicting the base rate",
     "brier": "worse than predicting the base rate",
-    "accuracy": "no better than always predicting the most frequent class",
+    "accuracy": "not clearly better than always predicting the most frequent class",
     "balanced_accuracy": "no better than always predicting one class",
     "auc": "no better than tossing a coin",
     "c_index": "no better than tossing a coin",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -98,13 +101,39 @@ def test_other_sections_keep_their_auto():
     assert config.settled({"algorithm.steps": 7, "privacy.clip": 2.0}).auto == ()
 
 
-def test_the_range_goes_from_a_certain_signal_to_none(run):
+def test_the_range_goes_from_a_very_strong_signal_to_none(run):
     found = planned(run)
-    assert [name.split(" (")[0] for name in found["signals"][-2:]] == ["none", "certain"]
-    none, certain = found["test_loss"][-2:]
-    assert certain < min(found["test_loss"][:-1])
-    assert certain < found["constant_loss"][-1] / 3
-    assert none > found["constant_loss"][-2]
+    assert [name.split(" (")[0] for name in found["signals"]] == ["weak", "moderate", "strong", "very strong", "none"]
+    *_, strong, none = found["test_loss"]
+    assert strong == min(found["test_loss"])
+    assert strong < found["constant_loss"][-2]
+    assert none > found["constant_loss"][-1]
+    shown = CliRunner().invoke(app, ["plan", str(run)], catch_exceptions=False).stdout
+    assert f"{strong:.4g}, very strong (AUC 0.93), to {max(found['test_loss']):.4g}, " in " ".join(shown.split())
+
+
+def test_no_warning_that_no_signal_means_no_gain(run):
+    """A table without a signal never beats a constant guess, which everybody knows."""
+    run.write_text(run.read_text().replace("[400, 300]", "[40000, 30000]"))
+    found = planned(run)
+    assert found["test_loss"][-1] > found["constant_loss"][-1]
+    assert not any("base rate" in line for line in found["warnings"])
+
+
+def test_a_planned_number_is_in_the_targets_unit(run):
+    numbers = SCHEMA.replace('classes = ["no", "yes"]\nbalance = [0.75, 0.25]', "centre = 150\nscale = 75")
+    (run.parent / "schema.toml").write_text(numbers)
+    run.write_text(run.read_text().replace('"logistic"', '"linear"\nloss = "mse"'))
+    found = planned(run)
+    shown = " ".join(CliRunner().invoke(app, ["plan", str(run)], catch_exceptions=False).stdout.split())
+    assert f"planned RMSE │ {75 * min(found['test_loss']) ** 0.5:.4g}, very strong (R² 0.8)" in shown
+
+
+def test_another_process_and_hash_seed_plan_the_same(run):
+    """Sites plan from the same schema: each must write the same clip, steps and step size."""
+    command = [sys.executable, "-m", "privsgp", "plan", str(run), "--json"]
+    told = subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": "1"}, capture_output=True, check=True)
+    assert json.loads(told.stdout) == planned(run)
 
 
 def test_a_small_site_gains_more_often_than_a_large_one(run):
@@ -135,7 +164,7 @@ def test_few_public_rows_are_named(run):
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.floats(0.05, 0.95), st.sampled_from([*stand_in.SIGNALS, *stand_in.ENDS]), st.integers(0, 5))
+@given(st.floats(0.05, 0.95), st.sampled_from(stand_in.SIGNALS), st.integers(0, 5))
 def test_made_up_rows_have_the_public_balance(share, signal, seed):
     values = tomllib.loads(SCHEMA)
     values["target"]["balance"] = [1 - share, share]

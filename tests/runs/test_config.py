@@ -181,7 +181,7 @@ def test_stragglers_are_nodes():
     [
         ({"features": {"name": "scattering", "size": 3}}, "unknown key features.size = 3"),
         ({"features": {"name": "scattering", "components": 9}}, "features.components = 9"),
-        ({"features": {"name": "wordllama", "order": 2}}, "features.order = 2"),
+        ({"features": {"name": "minilm", "order": 2}}, "features.order = 2"),
         (
             {"algorithm": {"name": "local", "final_mixing": 2}},
             "algorithm.final_mixing = 2 with algorithm.name = 'local'",

@@ -17,7 +17,7 @@ event = "died"
 bins = [50, 100, 200, 300, 400]
 [columns]
 age = { type = "number", range = [20, 100] }
-sex = { type = "category", values = ["F", "M", "other"] }
+sex = { type = "category", values = ["F", "M", "other"], missing = "other" }
 """
 RUN = """
 name = "days"
@@ -51,7 +51,7 @@ def place(tmp_path):
     (tmp_path / "schema.toml").write_text(SCHEMA)
     (tmp_path / "run.toml").write_text(RUN)
     for name in ("aachen", "basel"):
-        age, sex = rng.uniform(40, 80, 2500), rng.choice(["F", "M"], 2500)
+        age, sex = rng.uniform(40, 80, 2500), rng.choice(["F", "M", ""], 2500, p=[0.4, 0.4, 0.2])
         time = rng.exponential(300 * np.exp(-(age - 60) / 8 + 0.5 * (sex == "F")))
         seen = rng.uniform(50, 500, 2500)
         lines = [f"{a:.2f},{s},{min(t, c):.2f},{int(t <= c)}" for a, s, t, c in zip(age, sex, time, seen, strict=True)]
@@ -66,6 +66,8 @@ def test_curves_by_group_are_described(place):
     found = json.loads(ran.out)["columns"]
     told = {(one["group"], one["metric"]): one["value"] for one in found["days by sex"]["estimates"]}
     assert told["sex = F", "survival at 200"] > told["sex = M", "survival at 200"] + 0.05
+    assert told["sex = F", "survival at 200"] > told["sex = missing", "survival at 200"]  # not counted as "other"
+    assert told["sex = other", "survival at 200"] is None
     assert [one["metric"] for one in found["days"]["estimates"]][-1] == "survival at 400"
 
 

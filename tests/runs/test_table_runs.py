@@ -553,6 +553,16 @@ def test_a_draft_takes_a_few_codes_among_numbers_as_missing(place):
     assert len(tables.read(place / "public.csv", schema).y) == 90
 
 
+def test_a_draft_comments_on_numbers_that_may_name_rows(place):
+    """Case numbers with gaps are numbers like any other, so a person must decide."""
+    lines = [f"{20_000 + 13 * i},{i % 7},{'yes' if i % 3 else 'no'}" for i in range(90)]
+    (place / "public.csv").write_text("\n".join(["case,age,back", *lines]) + "\n")
+    text = runs.command("data", "schema", place / "public.csv", "--target=back").out
+    case, age = (next(line for line in text.splitlines() if line.startswith(name)) for name in ("case", "age"))
+    assert "# different whole numbers: take ignored if they name rows" in case
+    assert "#" not in age
+
+
 def noisy(place, **counts):
     """Write tables in which no two people are equal, and nobody can be predicted for sure."""
     for seed, (name, count) in enumerate({"aachen": 40, "basel": 30, "cork": 20, "test": 50, **counts}.items()):

@@ -106,3 +106,26 @@ def test_the_commands_of_a_site(tmp_path, monkeypatch):
     assert shown["fingerprint"] in told
     assert (tmp_path / "cork.card").exists()
     assert "good until" in command("site", "rotate").out
+
+
+def test_a_passphrase_encrypts_every_key(tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIVSGP_PASSPHRASE", "correct horse")
+    made = Site.create(tmp_path / "home", "aachen", address="fl.aachen.example:443")
+    for file in ("identity.key", "authority.key", "exchange.key", "tls.key"):
+        text = (made.home / file).read_text()
+        assert "ENCRYPTED PRIVATE KEY" in text
+        assert "BEGIN PRIVATE KEY" not in text
+    assert made.sign(b"purpose", b"text")
+    assert b"BEGIN PRIVATE KEY" in made.tls()[0]  # in memory, for gRPC
+    made.rotate()
+    assert "ENCRYPTED" in (made.home / "tls.key").read_text()
+    for given, why in (("", "identity.key is encrypted"), ("wrong", "does not open it")):
+        monkeypatch.setenv("PRIVSGP_PASSPHRASE", given)
+        with pytest.raises(Refused, match=why):
+            Site.open(made.home).sign(b"purpose", b"text")
+
+
+def test_a_key_that_should_be_encrypted_and_is_not_is_refused(site, monkeypatch):
+    monkeypatch.setenv("PRIVSGP_PASSPHRASE", "correct horse")
+    with pytest.raises(Refused, match="is not encrypted, and PRIVSGP_PASSPHRASE is set"):
+        Site.open(site.home).sign(b"purpose", b"text")

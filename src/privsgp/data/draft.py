@@ -123,9 +123,11 @@ def _as_number(there: Sequence[str], kinds: Sequence[str], why: str, *, names_ro
     numbers = [number for value in there if (number := as_number(value)) is not None]
     codes = [kind for kind in kinds if as_number(kind) is None]
     if not codes:
-        running = len(there) >= _FEW and sorted(numbers) in (list(range(len(there))), list(range(1, len(there) + 1)))
-        named = _Draft({"type": "ignored"}, "running numbers, which name rows")
-        return named if names_rows and running else _number(numbers, why)
+        if not names_rows or len(there) < _FEW or len(set(numbers)) < len(numbers) or any(n % 1 for n in numbers):
+            return _number(numbers, why)
+        if max(numbers) - min(numbers) == len(numbers) - 1 and min(numbers) in (0, 1):
+            return _Draft({"type": "ignored"}, "running numbers, which name rows")
+        return _number(numbers, why)._replace(why="different whole numbers: take ignored if they name rows")
     if len(codes) > _CODES or 5 * len(numbers) < 4 * len(there) or len(kinds) - len(codes) <= _LISTED:
         return None
     return _number(numbers, f"missing: {', '.join(codes)}")._replace(codes=tuple(codes))

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from privsgp.data.persons import Named, PersonOptions, named, repeats, warning
 from privsgp.data.schema import MISSING
-from privsgp.data.tokens import VOCABULARY, hashed, subwords
+from privsgp.data.tokens import VOCABULARY, hashed, pieces
 from privsgp.errors import Refused
 from privsgp.files import read_bytes
 from privsgp.options import Count, Options, option
@@ -41,8 +41,8 @@ class TextOptions(Options):
     column: str = option("text", "the key or column that holds the text")
     label: str = option("label", "the one that holds the class: a number, or one of labels")
     labels: list[str] | None = option(None, "names of the classes, in the order of their numbers, public")
-    tokens: Literal["hashed", "wordllama"] = option(
-        "hashed", "words by their hashes, or the sub-words of the wordllama package, for features of that name"
+    tokens: Literal["hashed", "minilm"] = option(
+        "hashed", "words by their hashes, or the pieces of words that features of the name minilm know"
     )
     vocabulary: Annotated[int, Field(ge=2)] = option(4096, "hashed tokens there are, 0 for nothing among them")
     length: Count = option(64, "tokens of a text; longer ones are cut, shorter ones filled up")
@@ -56,7 +56,7 @@ class TextOptions(Options):
         """Return the first `length` tokens of each text, [N, length]; 0 fills short ones up."""
         out = np.zeros((len(texts), self.length), np.int64)
         for row, text in enumerate(texts):
-            found = hashed(text, self.vocabulary) if self.tokens == "hashed" else subwords(text)
+            found = hashed(text, self.vocabulary) if self.tokens == "hashed" else pieces(text, self.length)
             some = list(islice(found, self.length))
             out[row, : len(some)] = some
         return out

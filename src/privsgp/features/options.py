@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from privsgp.errors import Refused
 from privsgp.options import Count, Options, option
 
-SCATTERING, WORDLLAMA, SYNTHETIC = "scattering", "wordllama", "synthetic-encoder"
+SCATTERING, MINILM, SYNTHETIC = "scattering", "minilm", "synthetic-encoder"
 COMPONENTS = 1024  # of the synthetic encoder
 SCALES = 2  # octaves of scattering
 
@@ -44,10 +44,10 @@ class _SyntheticOptions(Options):
 
 
 FEATURES: dict[str, type[Options]] = {
-    "none": Options, SCATTERING: ScatteringOptions, WORDLLAMA: Options, SYNTHETIC: _SyntheticOptions,
+    "none": Options, SCATTERING: ScatteringOptions, MINILM: Options, SYNTHETIC: _SyntheticOptions,
 }  # fmt: skip
 
 
 def pretraining(name: str) -> str | None:
     """Say what a map was learnt from before it was frozen; this stands beside every number that rests on it."""
-    return f"public pre-training on texts ({name})" if name == WORDLLAMA else None
+    return f"public pre-training on texts ({name})" if name == MINILM else None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LENGTHS = (1024, 2048, 4096)  # K to choose from; on scikit-learn's digits accuracy still rises up to about 500
 NEARLY = 1.05  # noise this much above the least is not worth more steps
 SHORT = 16  # γ ≤ 1/(16L): short beside the curvature even where real data bends four times as much as the stand-in
-MULTIPLES = (1, 1.5, 2, 3)  # of the median gradient norm at x⁰: the clips that "auto" chooses from
+MULTIPLES = (1, 1.5, 2)  # of the median gradient norm at x⁰: the clips that "auto" chooses from
 CHEAP = 1.02  # what drawing samples may cost in noise
 TRAJECTORY, SAMPLES = 16, 256  # steps along which L and b² are looked for, and samples that are looked at
 
@@ -73,6 +73,9 @@ class Planner:
             steps, distance = self._open(noise, steps, step_size)
         else:
             distance = steps * step_size
+        every = method.settings.local_steps
+        whole = max(steps - steps % every, every)  # K is a multiple of the steps of a message
+        steps, distance = whole, distance * (whole / steps)
         spec = self.spec(noise, steps)
         score, left = self.rehearsal.mean_score(spec, distance), self.rehearsal.moved(spec, distance)
         return Choice(method, batch, steps, distance / steps, noise, score, left)
@@ -116,7 +119,7 @@ class Planner:
 def best_clip(network: Network, rehearsal: Rehearsal, settings: Settings, batch: float) -> float:
     """Return the clip G with which a rehearsal of plain PrivSGP ends best.
 
-    G is one to three times the median gradient norm of the rehearsed samples at x⁰, rounded to two digits.
+    G is one to two times the median gradient norm of the rehearsed samples at x⁰, rounded to two digits.
 
     Guarantee: it depends on the configuration, sizes, budgets and rehearsed samples alone, all of them public.
     """

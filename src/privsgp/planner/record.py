@@ -17,6 +17,7 @@ from privsgp.accounting.shown import bound, guess, percent_up, small, span_up, u
 from privsgp.files import finite, in_units
 from privsgp.models import per_sample
 from privsgp.planner.choose import LENGTHS
+from privsgp.planner.stand_in import NONE
 from privsgp.planner.theorems import careless_delta
 from privsgp.runs import worth
 from privsgp.runs.views import span
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from privsgp.data.schema import Schema
     from privsgp.graph import Graph
     from privsgp.planner.choose import Choice, Planner
     from privsgp.planner.noise import Network
-    from privsgp.planner.rehearsal import Rehearsal
     from privsgp.planner.stand_in import Samples
     from privsgp.planner.theorems import Budget
 
@@ -76,7 +77,7 @@ class Plan:
     source: Source
     chosen: Choice
     asked: dict[str, Any]  # what the configuration says of all that can be chosen: a value, or "auto"
-    ends: Rehearsal | None = None  # made-up tables with no signal at all, and with a certain one
+    schema: Schema | None = None  # of the sites' tables, if they are tables
     bits: int = 32  # of a number of a message
     link: float = 10.0  # Mbit/s between organisations
 
@@ -120,15 +121,18 @@ class Plan:
 
     @cached_property
     def expected(self) -> list[Expected]:
-        """The planned loss of every rehearsed run, then of a table with no signal and with a certain one."""
-        c, found = self.chosen, list[Expected]()
-        spec = self.planner.spec(c.noise, c.steps)
-        for rehearsal in (self.planner.rehearsal, *([] if self.ends is None else [self.ends])):
-            for run, loss in zip(rehearsal.runs, rehearsal.losses(spec, c.distance), strict=True):
-                timed = rehearsal.loss is per_sample("survival")
-                alone = () if self.ends is None else [_alone(run, rows, timed=timed) for rows in self.network.samples]
-                found.append(Expected(run.name, loss, _constant(run.y_test, timed=timed), alone))
+        """The planned loss of every rehearsed run."""
+        c, rehearsal, found = self.chosen, self.planner.rehearsal, list[Expected]()
+        timed, made_up = rehearsal.loss is per_sample("survival"), self.schema and self.source.kind == "synthetic"
+        losses = rehearsal.losses(self.planner.spec(c.noise, c.steps), c.distance)
+        for run, loss in zip(rehearsal.runs, losses, strict=True):
+            alone = [_alone(run, rows, timed=timed) for rows in self.network.samples] if made_up else ()
+            found.append(Expected(run.name, loss, _constant(run.y_test, timed=timed), alone))
         return found
+
+    @property
+    def _with_signal(self) -> list[Expected]:
+        return [e for e in self.expected if not e.signal.startswith(NONE.name)]
 
     @property
     def clip_text(self) -> str:
@@ -141,9 +145,24 @@ class Plan:
 
     @property
     def range_text(self) -> str:
-        """Say between which losses the run should end, and what a constant guess gives."""
-        losses, constants = [e.loss for e in self.expected], [e.constant for e in self.expected]
-        return f"{span(losses)}, by how well rows predict the target; a constant guess gives {span(constants)}"
+        """Say between which losses the run should end, under which signals, and what a constant guess gives."""
+        low, high = (end(self.expected, key=lambda e: e.loss) for end in (min, max))
+        ends = f"{self._shown(low.loss)}, {low.signal}, to {self._shown(high.loss)}, {high.signal}"
+        return f"{ends}; a constant guess gives {self._shown(*(e.constant for e in self.expected))}"
+
+    @cached_property
+    def _unit(self) -> float | None:
+        """One on the schema's scale, in the unit of a target that is a number."""
+        squared = self.planner.rehearsal.loss is per_sample("mse")
+        return self.schema.target.affine[1] if squared and self.schema is not None else None
+
+    @property
+    def loss_name(self) -> str:
+        """The name that `train` gives the planned loss."""
+        return "test loss" if self._unit is None else "RMSE"
+
+    def _shown(self, *losses: float) -> str:
+        return span([loss if self._unit is None else math.sqrt(loss) * self._unit for loss in losses])
 
     def deviation(self, choice: Choice) -> float:
         """Return the standard deviation that privacy adds to a coordinate of the average model."""
@@ -178,7 +197,7 @@ class Plan:
         return [
             *careless_delta(n.samples, n.budgets, n.named),
             *(heavy_nodes(self.sigmas, n.budgets, n.named) if n.weights is None else []),
-            *no_better(self.expected[: len(self.planner.rehearsal.runs)]),
+            *no_better(self._with_signal),
             *self._few_rows(),
             *([f"K was cut at {last}: more steps would still help"] if self.chosen.steps >= last else []),
         ]
@@ -250,7 +269,7 @@ class Plan:
             ("noise in the average model", noise),
             *trust,
             ("clip", self.clip_text),
-            ("planned test loss", self.range_text),
+            (f"planned {self.loss_name}", self.range_text),
             ("rehearsed on", self.source.text),
             ("sent by a site", self._sent_text),
             *([("fewer bytes", self._fewer_text)] if self._is_slow else []),
@@ -278,12 +297,13 @@ class Plan:
     def signal_rows(self) -> list[tuple[str, ...]]:
         """Return a row for every signal: its name, the planned loss, a constant guess, and the sites alone."""
         return [
-            (e.signal, f"{e.loss:.3f}", f"{e.constant:.3f}", span(e.alone) if e.alone else "–") for e in self.expected
+            (e.signal, self._shown(e.loss), self._shown(e.constant), self._shown(*e.alone) if e.alone else "–")
+            for e in self.expected
         ]
 
     def _gains(self, site: int) -> str:
         """Say under which signals the planned run has a lower loss than the site's own model."""
-        known = [e for e in self.expected[: len(self.planner.rehearsal.runs)] if e.alone]
+        known = [e for e in self._with_signal if e.alone]
         gains = [e.signal.split(" (")[0] for e in known if e.loss < e.alone[site]]
         if not known:
             return "–"
@@ -331,7 +351,7 @@ def _constant(targets: Tensor, *, timed: bool) -> float:
 
 
 def no_better(expected: Sequence[Expected]) -> list[str]:
-    """Compare planned losses with a constant guess, under every signal but none and a certain one."""
+    """Compare planned losses with a constant guess, under every signal."""
     above = [e.signal for e in expected if e.loss >= e.constant]
     if above and len(above) == len(expected):
         return ["this table and budget cannot beat the base rate: a constant guess has a lower loss in every rehearsal"]

@@ -78,14 +78,7 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, say:
         own = own.changed(difference_scale=1.0) if network.nominal else own.changed(difference_clip=clip)
     say(f"rehearsing {own.label}")
     chosen = _choice(config, p, own, batch)
-    ends = None
-    if source.kind == "synthetic" and config.data.schema is not None:
-        rows = len(runs[0].y)
-        made = [
-            stand_in.table(config.data.schema, end, samples=rows, seed=run) for run, end in enumerate(stand_in.ENDS)
-        ]
-        ends = Rehearsal(problem.model, problem.loss, made, config.algorithm)
-    return Plan(p, make_graph(config), source, chosen, asked, ends, config.transport.bits)
+    return Plan(p, make_graph(config), source, chosen, asked, config.data.schema, config.transport.bits)
 
 
 def _choice(config: Config, p: Planner, method: Method, batch: float) -> Choice:
@@ -147,8 +140,8 @@ def source_of(config: Config, name: str, data_dir: Path | None = None, problem: 
 def runs_of(config: Config, source: Source, problem: Problem, data_dir: Path | None) -> list[Samples]:
     """Return samples in the shape of the nodes' for each run of a rehearsal.
 
-    Made-up samples have a weak, a middling and a strong signal, and the scale of public test inputs. Public data are
-    divided at random, each time anew.
+    Made-up samples have no to a very strong signal, and the scale of public test inputs. Public data are divided at
+    random, each time anew.
     """
     d, dim = problem.dataset, Layout.of(problem.model).dim
     if dim > LARGEST:

@@ -204,7 +204,7 @@ def show(title: str, rows: Sequence[tuple[str, str]]) -> None:
 def show_plan(plan: Plan) -> None:
     """Print a plan, and what it asks of each site."""
     show("plan", plan.rows())
-    signals = ("signal of the rehearsed rows", "planned test loss", "a constant guess", "each site alone")
+    signals = ("signal of the rehearsed rows", f"planned {plan.loss_name}", "a constant guess", "each site alone")
     show_table(None, signals, plan.signal_rows(), words=signals[:1])
     titles = ("site", "records", "ε", "δ", "a guess is right at most", "share of the noise", "gains by taking part")
     show_table("sites", titles, plan.site_rows(), words=[titles[0], titles[-1]])

@@ -427,8 +427,8 @@ class Config(Options):
         unlike = d.schema is not None and (d.schema.times is not None) != (self.model.loss == "survival")
         yield unlike, "model.loss", "take 'survival' for a target of type 'survival', and for no other"
         yield d.schema and d.classes, "data.classes", "leave it out: data.schema lists them"
-        vectors = d.text is not None and d.text.tokens == "wordllama"
-        apart = vectors != (self.features.name == "wordllama")
+        own = d.text is not None and d.text.tokens == "minilm"
+        apart = own != (self.features.name == "minilm")
         yield apart, "features.name", "take it for data.text.tokens too, or never"
         divided = self.seed is None and d.path is None and d.partition != "even"
         remedy = "take 'even' or data.path, or give a seed: public sizes J_i tell of labels"

@@ -72,7 +72,9 @@ def columns(config: Config) -> list[Column]:
         if isinstance(target, Numbers) or not isinstance(groups, Values) or target == groups:
             raise Refused(f"the target by {name}", "take a category or yes/no column, and a target with classes")
         if isinstance(target, Times):
-            made.append(Times(f"{target.name} by {name}", target.edges, Groups((name,), (groups.values,))))
+            missing = () if schema.encoded[name].missing is None else ("missing",)
+            values = (*groups.values, *missing)
+            made.append(Times(f"{target.name} by {name}", target.edges, Groups((name,), (values,))))
             continue
         crossed = [f"{label}, {name} = {value}" for value in groups.values for label in target.values]
         made.append(Values(f"{target.name} by {name}", tuple(crossed)))
@@ -92,7 +94,10 @@ def rows(config: Config, dataset: Dataset) -> Array:
         if isinstance(column, Moments):
             made.append(column.rows(np.column_stack([dataset.x, dataset.y]).astype(float)))
         elif isinstance(column, Times):
-            group = codes(schema, by, dataset)[0] if crossed else np.zeros(len(dataset.y), np.int64)
+            group = np.zeros(len(dataset.y), np.int64)
+            if crossed:
+                group, missing = codes(schema, by, dataset)
+                group[missing] = column.groups.count - 1
             made.append(column.rows(cells_of(dataset.y), group))
         elif isinstance(column, Numbers):
             made.append(column.rows(*_numbers(schema, column.name, dataset)))

@@ -6,7 +6,7 @@ to issue the certificate that TLS shows, and to renew it (`rotate`) while nobody
 is for what only two sites may read.
 
 Guarantee: the private halves are in files that their owner alone can read, in a folder that their owner alone can
-enter; nothing here prints or sends them.
+enter, and encrypted if PRIVSGP_PASSPHRASE was set when they were made; nothing here prints or sends them.
 """
 
 from __future__ import annotations
@@ -265,9 +265,10 @@ class Site:
 
         A certificate without its key would stop all connections: both are in one file, written whole.
         """
-        both = read_bytes(self.home / "tls.key", _LONGEST)
-        at = both.index(b"-----BEGIN CERTIFICATE-----")
-        return both[:at], both[at:]
+        path = self.home / "tls.key"
+        both = read_bytes(path, _LONGEST)
+        key = load_key(path, ec.EllipticCurvePrivateKey)
+        return private_pem(key, b""), both[both.index(b"-----BEGIN CERTIFICATE-----") :]
 
     @property
     def certificate(self) -> x509.Certificate:
@@ -299,16 +300,27 @@ def tls_name(name: str) -> str:
     return f"{name}.sites.privsgp.internal"
 
 
+def _passphrase() -> bytes:
+    """Return the passphrase of this user's key files; empty: they have none."""
+    return os.environ.get("PRIVSGP_PASSPHRASE", "").encode()
+
+
 def load_key(path: Path, kind: type[Any]) -> Any:  # noqa: ANN401 - a key of that kind
-    """Return the private key in a file, which has to be of a kind."""
+    """Return the private key in a file, which has to be of a kind, and encrypted if there is a passphrase."""
+    passphrase = _passphrase()
     try:
-        key = serialization.load_pem_private_key(read_bytes(path, _LONGEST), None)
-    except Refused:
-        raise
+        key = serialization.load_pem_private_key(read_bytes(path, _LONGEST), passphrase or None)
+    except TypeError:
+        what = "is not encrypted, and PRIVSGP_PASSPHRASE is set" if passphrase else "is encrypted"
+        remedy = "unset it, or make a new site" if passphrase else "set PRIVSGP_PASSPHRASE to its passphrase"
+        raise Refused(f"{path} {what}", remedy) from None
     except ValueError:
         key = None
     if not isinstance(key, kind):
-        raise Refused(f"{path} is damaged, or no {kind.__name__}", f"put {path.parent} back as it was")
+        wrong = "PRIVSGP_PASSPHRASE does not open it, or it is damaged" if passphrase else "it is damaged"
+        raise Refused(
+            f"{path} is no {kind.__name__}: {wrong}", f"correct the passphrase, or put {path.parent} back as it was"
+        )
     return key
 
 
@@ -316,11 +328,13 @@ def _p256() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def private_pem(key: Ed25519PrivateKey | X25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
-    """Return a private key as files hold it."""
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+def private_pem(
+    key: Ed25519PrivateKey | X25519PrivateKey | ec.EllipticCurvePrivateKey, passphrase: bytes | None = None
+) -> bytes:
+    """Return a private key as files hold it: encrypted with a passphrase, by default PRIVSGP_PASSPHRASE."""
+    secret = _passphrase() if passphrase is None else passphrase
+    encryption = serialization.BestAvailableEncryption(secret) if secret else serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
 
 
 def _pem(certificate: x509.Certificate) -> bytes:
