@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.randomness.protocol import Noise
+    from privsgp.randomness.noise import Noise
 
 CLIP, SIGMA, STEP_SIZE = 1.0, 0.01, 0.1
 

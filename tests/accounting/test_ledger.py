@@ -404,9 +404,9 @@ def test_ledgers_in_which_attempts_were_counted_by_step_are_read(path):
 def test_what_somebody_has_seen_must_be_there(path):
     with Ledger.open(path, HEADER) as ledger:
         ledger.reserve(0, 10)
-        seen = ledger.seen("a checkpoint")
+        seen = Seen(*ledger.seen(), "a checkpoint")
         ledger.sent(0, DIGEST)
-        assert ledger.seen("a checkpoint") == seen  # a message's line may not outlive a power cut
+        assert ledger.seen() == seen[:2]  # a message's line may not outlive a power cut
     assert read(path, [seen])[0].charged == 10
     with Ledger.open(path, HEADER, seen=[seen]):
         pass

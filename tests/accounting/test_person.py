@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import optimize, signal, stats
 
-from privsgp.accounting import accountant, calibration, lower_bound, pld, rdp, renyi_bound
+from privsgp.accounting import accountant, calibration, lower_bound, pld, renyi_bound
 from privsgp.accounting.curve import Gaussian as GaussianCurve
 from privsgp.accounting.curve import Group, Sampled
 from privsgp.accounting.mechanisms import (
@@ -169,9 +169,9 @@ def test_sites_whose_messages_show_nothing_of_each_other_compose(rate, shift, si
     apart = pld.compose([(one, sites * releases)], DELTA).epsilon(DELTA)
     together = pld.compose([(Mixture(rate, shift, sites, 0.0), releases)], DELTA).epsilon(DELTA)
     assert apart * (1 - 1e-3) <= together <= apart * 1.02
-    few = np.isin(rdp.ORDERS, [2, 3, 4, 5, 8])
-    found = rdp.together(rate, shift, sites, 0.0)[few]
-    assert found == pytest.approx(sites * rdp.sampled(rate, shift, replace=False)[few], rel=1e-4)
+    few = np.isin(renyi_bound.ORDERS, [2, 3, 4, 5, 8])
+    found = renyi_bound.together(rate, shift, sites, 0.0)[few]
+    assert found == pytest.approx(sites * renyi_bound.sampled(rate, shift, replace=False)[few], rel=1e-4)
 
 
 def test_sites_whose_messages_show_all_of_each_other_are_one_mixture():
@@ -181,7 +181,9 @@ def test_sites_whose_messages_show_all_of_each_other_are_one_mixture():
         weight * np.exp(n * shift * y - (n * shift) ** 2 / 2) for n, weight in ((0, 0.81), (1, 0.18), (2, 0.01))
     )
     moment = np.trapezoid(stats.norm.pdf(y) * ratio**order, y)
-    assert rdp.together(rate, shift, 2, 1.0)[list(rdp.ORDERS).index(order)] == pytest.approx(math.log(moment), rel=1e-4)
+    assert renyi_bound.together(rate, shift, 2, 1.0)[list(renyi_bound.ORDERS).index(order)] == pytest.approx(
+        math.log(moment), rel=1e-4
+    )
     stick = np.trapezoid(stats.norm.pdf(y) * np.maximum(ratio - math.exp(0.5), 0), y)
     assert stick <= Mixture(rate, shift, 2, 1.0).forward(np.array([0.5]))[0] <= stick * 1.02
 

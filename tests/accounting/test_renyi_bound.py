@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import optimize, special
 
-from privsgp.accounting import accountant, rdp
+from privsgp.accounting import accountant, renyi_bound
 from privsgp.accounting.mechanisms import Anchored, Mechanism, Sag, Saga, SampledMean, Summed
 
 DELTA = 1e-5
@@ -107,9 +107,9 @@ def test_a_wrong_reduction_of_the_first_reading_is_seen(monkeypatch, part, relat
 @pytest.mark.parametrize(("rate", "mu"), [(0.1, 1e-6), (1e-3, 1e-5), (1e-6, 1e-3), (1e-9, 1e-9)])
 def test_small_divergences_are_not_lost_to_rounding(rate, mu, replace):
     """To leading order the cumulant at α is α(α − 1)/2 times the mean square of the likelihood ratio's deviation."""
-    found = rdp.sampled(rate, mu, replace=replace)
-    low = rdp.ORDERS * mu < 1e-2
-    wanted = rdp.ORDERS * (rdp.ORDERS - 1) / 2 * (rate * mu * (1 + replace)) ** 2
+    found = renyi_bound.sampled(rate, mu, replace=replace)
+    low = renyi_bound.ORDERS * mu < 1e-2
+    wanted = renyi_bound.ORDERS * (renyi_bound.ORDERS - 1) / 2 * (rate * mu * (1 + replace)) ** 2
     np.testing.assert_allclose(found[low], wanted[low], rtol=2e-2)
 
 

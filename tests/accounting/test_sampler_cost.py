@@ -12,7 +12,7 @@ import torch
 from privsgp.accounting import accountant, calibration, sampler_cost
 from privsgp.accounting.mechanisms import Anchored, Sag, Saga, SampledMean, Summed, described
 from privsgp.errors import Refused
-from privsgp.randomness import box_muller, noise
+from privsgp.randomness import noise, normals
 
 RESNET = SampledMean(sigma=0.4, clip=10.0, batch=125, samples=3125, coordinates=11_173_962)
 SMALL = Sag(sigma=0.05, clip=1.0, batch=120, samples=1200, coordinates=650)
@@ -122,7 +122,7 @@ def drawn(first, second):
     """The normals of two signed 64-bit words, as secret noise makes them."""
     words = np.array([first, second], np.int64)[None]
     out = np.empty((1, 2))
-    box_muller.box_muller(out, words, *np.empty((3, 1, 1)), deep=True)
+    normals.box_muller(out, words, *np.empty((3, 1, 1)), deep=True)
     return out[0]
 
 

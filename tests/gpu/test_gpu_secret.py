@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from privsgp.errors import Refused
 from privsgp.randomness import noise
-from privsgp.randomness.box_muller import box_muller as _box_muller
 from privsgp.randomness.noise import Secure, add_noise_, levels, snap_
+from privsgp.randomness.normals import box_muller as _box_muller
 
 pytestmark = pytest.mark.usefixtures("entered")
 
@@ -74,7 +74,7 @@ def test_lines_8_and_9_in_one_kernel(d):
 @needs_gpu
 def test_a_secret_step_is_the_algorithm_s_own_but_for_noise(tmp_path, small_job, monkeypatch):
     from privsgp.engine.folder import Folder
-    from privsgp.engine.step import _SecretOnDevice
+    from privsgp.engine.step import _OnDevice
     from privsgp.engine.trainer import Trainer
 
     def state(name, *, plain):
@@ -86,7 +86,7 @@ def test_a_secret_step_is_the_algorithm_s_own_but_for_noise(tmp_path, small_job,
             same.setattr(noise.time, "time_ns", lambda: 0)
             same.setattr(noise.time, "perf_counter_ns", lambda: 0)
             run = Trainer(small_job("privsgp-vr", 8, seed=None), folder)
-            assert isinstance(run.step.__self__, _SecretOnDevice)
+            assert isinstance(run.step.__self__, _OnDevice)
             if plain:
                 run.step = run.algorithm.step
             return run.run().state

@@ -19,6 +19,7 @@ from privsgp.graph import EveryFew
 from privsgp.randomness.noise import Keyed
 from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs import config as configs
+from privsgp.runs import sums
 from privsgp.transport import rounding as module
 from privsgp.transport.in_process import InProcess
 from privsgp.transport.rounding import BLOCK, Rounding, decode, encode, uniform, width
@@ -202,6 +203,14 @@ def test_methods_that_cannot_keep_what_is_left_out_are_refused(name, change):
     values = {key: value | change.get(key, {}) if isinstance(value, dict) else value for key, value in values.items()}
     with pytest.raises(Refused, match="a node of push-sum can keep"):
         configs.parse(change | values)
+
+
+def test_noised_sums_are_exact_whatever_messages_of_training_have():
+    """A site shows what one message of each other adds up to: rounding would be in its numbers, and in no interval."""
+    given = {"data": {"name": "digits", "nodes": 2}, "privacy": {"epsilon": 1.0}, "sum": {"kind": "description"}}
+    config = configs.parse(given | {"seed": 1, "transport": {"bits": 4}, "algorithm": {"local_steps": 2}})
+    made = sums.study(config, [900, 897], 1.0, 1.0, 1e-5)
+    assert (made.transport.bits, made.algorithm.local_steps) == (32, 1)
 
 
 def test_steps_that_are_no_whole_messages_are_refused():

@@ -225,9 +225,9 @@ class Ledger:
         """Releases counted as spent in this run: all that were reserved and not returned."""
         return self.segment.charged
 
-    def seen(self, by: str) -> Seen:
-        """Return what may be kept elsewhere of this ledger: of its lines those that outlive a power cut."""
-        return Seen(self.charged, self._chain.durable, by)
+    def seen(self) -> tuple[int, str]:
+        """Return what may be kept elsewhere of this ledger, its charge and head: lines that outlive a power cut."""
+        return self.charged, self._chain.durable
 
     def holds(self, step: int) -> bool:
         """Return whether this step is paid for and not yet sent."""

@@ -164,7 +164,7 @@ class BudgetGuard:
             if not repeated:  # else a killed process has sent the same message
                 ledger.sent(number, digest)
 
-    def heads(self) -> dict[str, tuple[int, str]]:
+    def heads(self) -> dict[int, tuple[int, str]]:
         """Return what a checkpoint knows of each node's ledger, and keep it in the budget book too."""
         self._remember()
         return heads(self.ledgers)
@@ -175,8 +175,7 @@ class BudgetGuard:
         Guarantee: a budget book that cannot be written ends the run before the next release.
         """
         if self._book is not None and self.ledgers:
-            known = {int(node): seen for node, seen in heads(self.ledgers).items()}
-            self._book.remember(self.folder.run or "", known)
+            self._book.remember(self.folder.run or "", heads(self.ledgers))
 
     def releases(self) -> list[int]:
         """Return how many releases each node is charged for."""
@@ -243,10 +242,9 @@ class BudgetGuard:
         )
 
 
-def heads(ledgers: Sequence[Ledger]) -> dict[str, tuple[int, str]]:
+def heads(ledgers: Sequence[Ledger]) -> dict[int, tuple[int, str]]:
     """Return by node what is charged in a ledger, and its head."""
-    seen = ((one.segment.header.node, one.seen("")) for one in ledgers)
-    return {str(node): (charged, head) for node, (charged, head, _) in seen}
+    return {one.segment.header.node: one.seen() for one in ledgers}
 
 
 def _digest(message: Tensor) -> str:

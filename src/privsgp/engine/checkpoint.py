@@ -49,7 +49,7 @@ class Progress:
     seconds: float
     bytes_sent: int
     shared: str  # hash of the shared part of the configuration
-    ledgers: dict[str, tuple[int, str]] = field(default_factory=dict)  # by node: releases charged, head of the ledger
+    ledgers: dict[int, tuple[int, str]] = field(default_factory=dict)  # by node: releases charged, head of the ledger
 
 
 def save(path: Path, progress: Progress, s: State, memory: Memory, run: str = "") -> None:

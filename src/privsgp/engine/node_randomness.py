@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from privsgp.clock import Event
     from privsgp.engine.spec import RunSpec
-    from privsgp.randomness.protocol import KeyExchange, NodeNoise
+    from privsgp.randomness.noise import KeyExchange, NodeNoise
 
 
 class NodeRandomness(Randomness):

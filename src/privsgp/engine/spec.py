@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from privsgp.algorithms import Algorithm, Settings
     from privsgp.clock import Waiting
     from privsgp.graph import Graph
-    from privsgp.randomness.protocol import Noise
+    from privsgp.randomness.noise import Noise
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
 

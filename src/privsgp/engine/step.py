@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from functools import cached_property
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -35,10 +34,11 @@ if TYPE_CHECKING:
     from privsgp.gradients import Stacked
     from privsgp.graph import Graph
 
+    _Push = Callable[[int, State, Tensor, tuple[Tensor, Tensor, Tensor], Tensor, Tensor], None]
+
 # A receiver draws its senders' noise again: beyond a few of them, to write messages down is cheaper.
 _MOST_SENDERS = 4
 _WARM_UP = 3
-AnySource = TypeVar("AnySource", Keyed, Secure)
 _LOG = logging.getLogger(__name__)
 
 
@@ -49,16 +49,16 @@ def execution(gradient: Stacked) -> Callable[[Direction, Kept], Direction]:
 
 def chosen(algorithm: PushSum, graph: Graph, source: Keyed | Secure, x: Tensor) -> Callable[[int, State], Step]:
     """Return whose steps are driven on x's device, where a kernel may draw the noise from `source`."""
-    if not suits(algorithm, graph, x):
+    if not _suits(algorithm, graph, x):
         return algorithm.step
     if isinstance(source, Keyed):
-        return _SeededOnDevice(algorithm, graph, source, x).step
+        return _OnDevice(algorithm, graph, _seeded(algorithm, source, x), x).step
     noised = all(m.sigma for m in algorithm.block.mechanisms) and x.shape[1] < LONGEST
-    return _SecretOnDevice(algorithm, graph, source, x).step if noised else algorithm.step
+    return _OnDevice(algorithm, graph, _secret(algorithm, source, x), x).step if noised else algorithm.step
 
 
-def suits(algorithm: PushSum, graph: Graph, x: Tensor) -> bool:
-    """Tell whether `_SeededOnDevice` can take the steps of an algorithm."""
+def _suits(algorithm: PushSum, graph: Graph, x: Tensor) -> bool:
+    """Tell whether `_OnDevice` can take the steps of an algorithm."""
     if not runs_on(x) or x.dtype != torch.float32:
         return False
     if any(len(mechanism.kinds) > 1 for mechanism in algorithm.block.mechanisms):  # one σ for all steps
@@ -68,67 +68,54 @@ def suits(algorithm: PushSum, graph: Graph, x: Tensor) -> bool:
     return all(np.bincount(graph.edges(k).target).max() <= _MOST_SENDERS for k in range(graph.period))
 
 
-class _OnDevice(Generic[AnySource]):
-    """Takes steps as `PushSum.step` does. Each overwrites the z of the state before, and its x at the next but one."""
+class _OnDevice:
+    """Takes steps as `PushSum.step` does. Each overwrites the z of the state before, and its x at the next but one.
 
-    def __init__(self, algorithm: PushSum, graph: Graph, source: AnySource, like: Tensor) -> None:
-        self.algorithm, self.block, self.graph = algorithm, algorithm.block, graph
-        self.source: AnySource = source
-        self.sigma = [m.sigma for m in self.block.mechanisms]
+    `push` does lines 8 to 14: it writes the next (x, w, z), and may overwrite the state's own x.
+    """
+
+    def __init__(self, algorithm: PushSum, graph: Graph, push: _Push, like: Tensor) -> None:
+        self.algorithm, self.push = algorithm, push
         period = range(graph.period or 1)
-        self._peers = [[torch.from_numpy(a).to(like.device) for a in peers(graph, k)] for k in period]
+        self._peers = [tuple(torch.from_numpy(a).to(like.device) for a in peers(graph, k)) for k in period]
         self._spare: tuple[Tensor, Tensor] | None = None
 
     def step(self, k: int, s: State) -> Step:
         """Take step k."""
-        random = self.block.random
-        g = self.algorithm.recorded(s.z, random.sample(k))  # 5-7
+        g = self.algorithm.recorded(s.z, self.algorithm.block.random.sample(k))  # 5-7
         yield Release(s.x)  # before the messages exist: their bytes never come to the host, and have no hash
         x, w = self._spare or (torch.empty_like(s.x), torch.empty_like(s.w))
-        self._push(k, s, g, (x, w, s.z))  # 8-14
+        self.push(k, s, g, (x, w, s.z), *self._peers[k % len(self._peers)])  # 8-14
         yield Pushed()
         self._spare = s.x, s.w
         return State(x, w, s.z)
 
-    def _push(self, k: int, s: State, g: Tensor, out: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Write the next (x, w, z) to `out`; the state's own x may be overwritten."""
-        raise NotImplementedError
+
+def _seeded(algorithm: PushSum, source: Keyed, like: Tensor) -> _Push:
+    """Return how a simulation pushes: noise is drawn once for each receiver, in the kernel that mixes."""
+    from privsgp.kernels.push import push
+
+    block, key = algorithm.block, source.philox_key(like.device)
+    sigma = torch.tensor([m.sigma for m in block.mechanisms], device=like.device)
+    return lambda k, s, g, out, senders, share: push(
+        s.x, g, s.w, out=out, sigma=sigma, source=senders, share=share, key=key, step=k, gamma=block.step_size(k)
+    )
 
 
-class _SeededOnDevice(_OnDevice[Keyed]):
-    """Steps of a simulation."""
+def _secret(algorithm: PushSum, source: Secure, like: Tensor) -> _Push:
+    """Return how secret noise is pushed: it is added to g in float64, and rounded to its grid, before all else."""
+    from privsgp.kernels.push import mix
 
-    @cached_property
-    def _levels(self) -> tuple[Tensor, Tensor]:
-        device = self._peers[0][0].device
-        return self.source.philox_key(device), torch.tensor(self.sigma, device=device)
+    block = algorithm.block
+    known = levels([m.sigma for m in block.mechanisms], like.device)
 
-    def _push(self, k: int, s: State, g: Tensor, out: tuple[Tensor, Tensor, Tensor]) -> None:
-        from privsgp.kernels.push import push
-
-        (key, sigma), (source, share) = self._levels, self._peers[k % len(self._peers)]
-        push(
-            s.x, g, s.w, out=out, sigma=sigma, source=source, share=share, key=key,
-            step=k, gamma=self.block.step_size(k),
-        )  # fmt: skip
-
-
-class _SecretOnDevice(_OnDevice[Secure]):
-    """Steps with secret noise, which goes to g in float64 and is rounded to its grid before anything else sees it."""
-
-    @cached_property
-    def _levels(self) -> Tensor:
-        return levels(self.sigma, self._peers[0][0].device)
-
-    def _push(self, k: int, s: State, g: Tensor, out: tuple[Tensor, Tensor, Tensor]) -> None:
-        from privsgp.kernels.push import mix
-
+    def push(k: int, s: State, g: Tensor, out: tuple[Tensor, Tensor, Tensor], senders: Tensor, share: Tensor) -> None:
         if g.dtype != torch.float64 or not g.is_contiguous() or not s.x.is_contiguous():
             raise RuntimeError(f"an estimate in {g.dtype} where noise is secret, or rows apart: report this")
-        gamma, nodes = self.block.step_size(k), range(len(g))  # all are here
-        self.source.device_step_(s.x, g, nodes, k, levels=self._levels, step_size=gamma)
-        source, share = self._peers[k % len(self._peers)]
-        mix(s.x, s.w, out=out, source=source, share=share)
+        source.device_step_(s.x, g, range(len(g)), k, levels=known, step_size=block.step_size(k))  # all nodes are here
+        mix(s.x, s.w, out=out, source=senders, share=share)
+
+    return push
 
 
 class _Recorded:

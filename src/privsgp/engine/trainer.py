@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
     from privsgp.gradients import Stacked
-    from privsgp.randomness.protocol import KeyExchange
+    from privsgp.randomness.noise import KeyExchange
     from privsgp.transport.protocol import Transport
 
     Watcher = Callable[[int, dict[str, Any] | None], None]

@@ -55,9 +55,13 @@ def _normals(low_u, high_u, low_v, high_v):
 
 
 @triton.jit
-def _eight(k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, n3):
-    # The eight normals of the block numbered n0, n1, n2, n3; all are blocks of 32-bit words.
-    zero = n0 * 0
+def _eight(nodes, key, row, place, step):
+    # The eight normals of the blocks numbered (place, node, step, 0), whose words are of 32 bits.
+    zero = place.to(tl.uint32, bitcast=True) * 0
+    k0, k1, k2, k3 = _word(key, 0, zero), _word(key, 1, zero), _word(key, 2, zero), _word(key, 3, zero)
+    k4, k5, k6, k7 = _word(key, 4, zero), _word(key, 5, zero), _word(key, 6, zero), _word(key, 7, zero)
+    n0, n1 = place.to(tl.uint32, bitcast=True), zero + tl.load(nodes + row).to(tl.uint32)
+    n2, n3 = zero + step.to(tl.uint32), zero
     i0, i1, i2, i3 = zero + 0x61707865, zero + 0x3320646E, zero + 0x79622D32, zero + 0x6B206574
     x0, x1, x2, x3, x4, x5, x6, x7 = i0, i1, i2, i3, k0, k1, k2, k3
     x8, x9, xa, xb, xc, xd, xe, xf = k4, k5, k6, k7, n0, n1, n2, n3
@@ -81,12 +85,7 @@ def _eight(k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, n3):
 def _fill(out, nodes, key, d, eighth, step, BLOCK: tl.constexpr):
     row = tl.program_id(1)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    zero = place.to(tl.uint32, bitcast=True) * 0
-    k0, k1, k2, k3 = _word(key, 0, zero), _word(key, 1, zero), _word(key, 2, zero), _word(key, 3, zero)
-    k4, k5, k6, k7 = _word(key, 4, zero), _word(key, 5, zero), _word(key, 6, zero), _word(key, 7, zero)
-    n0, n1 = place.to(tl.uint32, bitcast=True), zero + tl.load(nodes + row).to(tl.uint32)
-    n2, n3 = zero + step.to(tl.uint32), zero
-    drawn = _eight(k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, n3)
+    drawn = _eight(nodes, key, row, place, step)
     for t in tl.static_range(8):
         column = place + t * eighth
         tl.store(out + row.to(tl.int64) * d + column, drawn[t], (place < eighth) & (column < d))
@@ -96,12 +95,7 @@ def _fill(out, nodes, key, d, eighth, step, BLOCK: tl.constexpr):
 def _step(x, g, nodes, levels, key, d, eighth, step, gamma, BLOCK: tl.constexpr):
     row = tl.program_id(1)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    zero = place.to(tl.uint32, bitcast=True) * 0
-    k0, k1, k2, k3 = _word(key, 0, zero), _word(key, 1, zero), _word(key, 2, zero), _word(key, 3, zero)
-    k4, k5, k6, k7 = _word(key, 4, zero), _word(key, 5, zero), _word(key, 6, zero), _word(key, 7, zero)
-    n0, n1 = place.to(tl.uint32, bitcast=True), zero + tl.load(nodes + row).to(tl.uint32)
-    n2, n3 = zero + step.to(tl.uint32), zero
-    drawn = _eight(k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, n3)
+    drawn = _eight(nodes, key, row, place, step)
     sigma, grid, inverse = tl.load(levels + 3 * row), tl.load(levels + 3 * row + 1), tl.load(levels + 3 * row + 2)
     for t in tl.static_range(8):
         column = place + t * eighth

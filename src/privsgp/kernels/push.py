@@ -50,12 +50,12 @@ def _push(
     x, g, w, sigma, source, share, key,
     x_out, z_out, w_out,
     d, q, step, gamma,
-    DEGREE: tl.constexpr, BLOCK: tl.constexpr,
+    MADE: tl.constexpr, DEGREE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    # MADE: x holds the messages already, and neither noise nor g is looked at.
     i = tl.program_id(0)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = place < q
-    seed = tl.load(key)
     c0, c1, c2, c3 = place, place + q, place + 2 * q, place + 3 * q
     m0, m1, m2, m3 = inside & (c0 < d), inside & (c1 < d), inside & (c2 < d), inside & (c3 < d)
     x0 = tl.zeros([BLOCK], tl.float32)
@@ -67,13 +67,21 @@ def _push(
         j = tl.load(source + i * DEGREE + r)
         p = tl.load(share + i * DEGREE + r)
         weight += p.to(tl.float64) * tl.load(w + j)
-        spread = tl.load(sigma + j)
-        n0, n1, n2, n3 = _normals(seed, place, j.to(tl.int32), step)
         at = j * d
-        x0 += p * (tl.load(x + at + c0, m0) - gamma * (tl.load(g + at + c0, m0) + spread * n0))
-        x1 += p * (tl.load(x + at + c1, m1) - gamma * (tl.load(g + at + c1, m1) + spread * n1))
-        x2 += p * (tl.load(x + at + c2, m2) - gamma * (tl.load(g + at + c2, m2) + spread * n2))
-        x3 += p * (tl.load(x + at + c3, m3) - gamma * (tl.load(g + at + c3, m3) + spread * n3))
+        s0, s1, s2, s3 = (
+            tl.load(x + at + c0, m0), tl.load(x + at + c1, m1), tl.load(x + at + c2, m2), tl.load(x + at + c3, m3),
+        )  # fmt: skip
+        if not MADE:
+            spread = tl.load(sigma + j)
+            n0, n1, n2, n3 = _normals(tl.load(key), place, j.to(tl.int32), step)
+            s0 -= gamma * (tl.load(g + at + c0, m0) + spread * n0)
+            s1 -= gamma * (tl.load(g + at + c1, m1) + spread * n1)
+            s2 -= gamma * (tl.load(g + at + c2, m2) + spread * n2)
+            s3 -= gamma * (tl.load(g + at + c3, m3) + spread * n3)
+        x0 += p * s0
+        x1 += p * s1
+        x2 += p * s2
+        x3 += p * s3
     if tl.program_id(1) == 0:
         tl.store(w_out + i, weight)
     inverse = (1.0 / weight).to(tl.float32)
@@ -86,25 +94,6 @@ def _push(
     tl.store(z_out + to + c1, x1 * inverse, m1)
     tl.store(z_out + to + c2, x2 * inverse, m2)
     tl.store(z_out + to + c3, x3 * inverse, m3)
-
-
-@triton.jit
-def _mix(x, w, source, share, x_out, z_out, w_out, d, DEGREE: tl.constexpr, BLOCK: tl.constexpr):
-    i = tl.program_id(0)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < d
-    total = tl.zeros([BLOCK], tl.float32)
-    weight = tl.zeros([], tl.float64)
-    for r in tl.static_range(DEGREE):
-        j = tl.load(source + i * DEGREE + r)
-        p = tl.load(share + i * DEGREE + r)
-        weight += p.to(tl.float64) * tl.load(w + j)
-        total += p * tl.load(x + j * d + column, inside, other=0.0)
-    if tl.program_id(1) == 0:
-        tl.store(w_out + i, weight)
-    to = i.to(tl.int64) * d + column
-    tl.store(x_out + to, total, inside)
-    tl.store(z_out + to, total * (1.0 / weight).to(tl.float32), inside)
 
 
 @triton.jit(do_not_specialize=["step"])
@@ -127,23 +116,24 @@ def push(
     x, g [n, d] are float32 and contiguous, w [n] is float64; node i hears from source[i, r] (int64) the share[i, r].
     `key` holds Philox's key, one int64.
     """
-    n, d = x.shape
-    q = quarter(d)
-    grid = n, triton.cdiv(q, _BLOCK)
-    x_out, w_out, z_out = out
-    _push[grid](
-        x, g, w, sigma, source, share, key, x_out, z_out, w_out, d, q, step, gamma,
-        DEGREE=source.shape[1], BLOCK=_BLOCK,
-    )  # fmt: skip
+    _launched(x, g, w, sigma, source, share, key, *out, step, gamma, made=False)
 
 
 def mix(x: Tensor, w: Tensor, *, out: tuple[Tensor, Tensor, Tensor], source: Tensor, share: Tensor) -> None:
     """Write what `push` does for messages x that are there already: lines 10 to 14."""
+    _launched(x, x, w, w, source, share, source, *out, 0, 0.0, made=True)
+
+
+def _launched(
+    x: Tensor, g: Tensor, w: Tensor, sigma: Tensor, source: Tensor, share: Tensor, key: Tensor,
+    x_out: Tensor, w_out: Tensor, z_out: Tensor, step: int, gamma: float, *, made: bool,
+) -> None:  # fmt: skip
     n, d = x.shape
-    x_out, w_out, z_out = out
-    _mix[n, triton.cdiv(d, 4 * _BLOCK)](
-        x, w, source, share, x_out, z_out, w_out, d, DEGREE=source.shape[1], BLOCK=4 * _BLOCK
-    )
+    q = quarter(d)
+    _push[n, triton.cdiv(q, _BLOCK)](
+        x, g, w, sigma, source, share, key, x_out, z_out, w_out, d, q, step, gamma,
+        MADE=made, DEGREE=source.shape[1], BLOCK=_BLOCK,
+    )  # fmt: skip
 
 
 def fill_normal(out: Tensor, nodes: Tensor, key: Tensor, step: int) -> None:

@@ -73,6 +73,9 @@ class Planner:
             steps, distance = self._open(noise, steps, step_size)
         else:
             distance = steps * step_size
+        every = method.settings.local_steps
+        whole = max(steps - steps % every, every)  # K is a multiple of the steps of a message
+        steps, distance = whole, distance * (whole / steps)
         spec = self.spec(noise, steps)
         score, left = self.rehearsal.mean_score(spec, distance), self.rehearsal.moved(spec, distance)
         return Choice(method, batch, steps, distance / steps, noise, score, left)

@@ -4,7 +4,7 @@ Both are ChaCha20 read as a random-access table of words: one key for each purpo
 each (node, step), so that what a node draws never depends on which process it is in or what else was drawn.
 ChaCha20 was also the fastest when measured: 50 rows of 50,890 float32 normals took 7 ms on one core, against 20 ms with
 NumPy's SFC64, 22 with PCG64DXSM, 27 with Philox, and 9 with torch (whose CPU seed keeps 32 bits). Secret noise is
-computed in float64, on a CPU by way of float32 (`privsgp.randomness.cells`), on a GPU in `privsgp.kernels.chacha`.
+computed in float64, on a CPU by way of float32 (`privsgp.randomness.normals`), on a GPU in `privsgp.kernels.chacha`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ import torch
 from privsgp.accounting.sampler_cost import SIGMAS
 from privsgp.devices import device_of, have_triton, in_threads
 from privsgp.errors import Refused
-from privsgp.randomness.box_muller import box_muller
-from privsgp.randomness.cells import to_cells_
-from privsgp.randomness.protocol import NodeNoise, Noise
+from privsgp.randomness.normals import box_muller, to_cells_
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,7 +35,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.randomness.protocol import KeyExchange
+    from privsgp.randomness.pair_streams import PairStreams
+    from privsgp.randomness.pairwise import Ends
+
+    KeyExchange = Callable[[Ends], PairStreams]  # agrees on secrets with nodes elsewhere
 
     Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
 
@@ -431,6 +432,42 @@ def _refuse_shape(out: torch.Tensor, nodes: Sequence[int]) -> None:
             f"noise for {len(nodes)} nodes into {tuple(out.shape)} of {out.dtype}",
             "pass one row for each node, in float32 or float64",
         )
+
+
+class NodeNoise(Protocol):
+    """Adds the noise of one process's nodes."""
+
+    # The source that a GPU's kernel may draw each node's own N(0, σ_i² I) from; None: `add_` alone adds it.
+    kernel_source: Source | None = None
+
+    def begin(self, step: int, like: torch.Tensor) -> None:
+        """Draw what the nodes share at a step, for rows shaped like `like`, before `add_` is called for some of them.
+
+        A single call of `add_` for all nodes needs no call of this.
+        """
+        del step, like
+
+    def add_(self, g: torch.Tensor, nodes: Sequence[int], step: int) -> None:
+        """Add the noise of a step to each node's row of g, in place (Algorithm 1, line 8).
+
+        Guarantee: g is then a release of the node's mechanism at that step, as it is counted.
+
+        Assumes: no two different g meet one (node, step).
+        """
+
+
+class Noise(Protocol):
+    """Which noise a run adds to its nodes' gradients."""
+
+    name: ClassVar[str]  # in a summary
+
+    def of_nodes(
+        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, exchange: KeyExchange | None = None
+    ) -> NodeNoise:
+        """Return the noise of a process's nodes, one mechanism each, drawn from `source`.
+
+        `exchange` agrees on secrets with nodes that are elsewhere; None where all are here.
+        """
 
 
 @dataclass(frozen=True)

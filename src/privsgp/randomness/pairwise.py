@@ -26,8 +26,7 @@ import torch
 
 from privsgp.devices import device_of
 from privsgp.errors import Refused
-from privsgp.randomness.noise import Keyed, Secure, add_noise_
-from privsgp.randomness.protocol import NodeNoise, Noise
+from privsgp.randomness.noise import Keyed, NodeNoise, Noise, Secure, add_noise_
 from privsgp.randomness.snapshot import clock_offset, refuse_old_memory
 
 if TYPE_CHECKING:
@@ -37,8 +36,7 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.accounting.pairwise import PairwiseCovariance
-    from privsgp.randomness.noise import Normals, Source
-    from privsgp.randomness.protocol import KeyExchange
+    from privsgp.randomness.noise import KeyExchange, Normals, Source
 
     Pair = tuple[int, int]
 

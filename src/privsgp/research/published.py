@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from privsgp.accounting import accountant, rdp
+from privsgp.accounting import accountant, renyi_bound
 from privsgp.accounting.calibration import C2
 from privsgp.accounting.curve import bisect
 from privsgp.accounting.mechanisms import Mechanism, Saga, SampledMean
@@ -60,8 +60,8 @@ def _moments(mechanism: Mechanism, steps: int, delta: float) -> float:
     """DP-SGD's moments accountant: ε = min over λ of (K α(λ) + ln(1/δ)) / λ, α(λ) the larger of both log-moments."""
     if not mechanism.sigma:
         return math.inf
-    moments = rdp.sampled(mechanism.rate, mechanism.clip / (mechanism.batch * mechanism.sigma), replace=False)
-    return float(((steps * moments + math.log(1 / delta)) / (rdp.ORDERS - 1)).min())
+    moments = renyi_bound.sampled(mechanism.rate, mechanism.clip / (mechanism.batch * mechanism.sigma), replace=False)
+    return float(((steps * moments + math.log(1 / delta)) / (renyi_bound.ORDERS - 1)).min())
 
 
 def _theorem_3(mechanism: Mechanism, steps: int, delta: float, c2: float) -> float:

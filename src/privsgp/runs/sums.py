@@ -65,7 +65,7 @@ def study(config: Config, sizes: Sequence[int], norm: float, epsilon: float, del
     values["privacy"] = kept | {"noise": "pairwise" if config.pairwise else "independent"}
     if not config.pairwise:
         values["privacy"] = {k: v for k, v in values["privacy"].items() if k in configs.Privacy.model_fields}
-    values |= {"graph": {"name": "complete"}, "clock": {}, "features": {}, "plan": {}}
+    values |= {"graph": {"name": "complete"}, "transport": {}, "clock": {}, "features": {}, "plan": {}}
     values["engine"] = {"device": "cpu", "dtype": "float64"}
     return configs.parse(values, base=config.base)
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Stopping, Watcher
-    from privsgp.randomness.protocol import KeyExchange
+    from privsgp.randomness.noise import KeyExchange
     from privsgp.sites.protocol.pairs import PairKeys
     from privsgp.sites.transport import SitesTransport
 

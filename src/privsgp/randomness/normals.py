@@ -1,5 +1,8 @@
-"""Secret noise on a CPU: the cell of g + σ N on a public grid, computed in float32, and in float64 where that matters.
+"""Normals on a CPU, and the cells of secret noise.
 
+Box and Muller's formula: two uniform words make two normals, to the precision that they are computed in.
+
+Secret noise is the cell of g + σ N on a public grid, computed in float32, and in float64 where that matters.
 A message shows the cell of (g + σ N)/s. N is made of 128 bits a pair in float64 (`box_muller`; docs/proofs/sampler.md).
 The upper 32 bits of each word give N within `_ERROR` in float32, whatever the lower bits are. A sum that lies farther
 than that from the edges of its cell has its cell. For the few others the lower bits are drawn, and N is computed from
@@ -8,11 +11,11 @@ all bits in float64. So every cell is the one that all bits in float64 give: the
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from privsgp.randomness.box_muller import box_muller
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +30,51 @@ _RADII = 2.0**-6, 4.07
 _ROUNDED = 2.0**-21  # of a sum, as a share of what its terms add up to
 _LARGEST = 2.0**14  # cells from 0 up to which float32 is worth it
 _GRIDS = 2.0**-60, 2.0**60  # on which float32 has room for all that matters
+
+
+def box_muller(
+    out: npt.NDArray[Any],
+    words: npt.NDArray[Any],
+    radius: npt.NDArray[Any],
+    cosine: npt.NDArray[Any],
+    sine: npt.NDArray[Any],
+    *,
+    deep: bool = False,
+) -> None:
+    """Turn signed words [m, 2h] into normals [m, 2h or 2h − 1]: √(−2 ln u) (cos θ, sin θ), u from |word|, θ from word.
+
+    u = (|word| + ½) / 2^(bits − 1) keeps all bits where u is small, which is where the tails are made. `deep` (64-bit
+    words): the eleven lowest bits of θ's word, which float64 has no room for, stand behind the point of u's, so that
+    u has 75 bits and the tails reach √(150 ln 2) = 10.2 σ.
+    """
+    half = radius.shape[1]
+    unit = 2.0 ** (1 - 8 * words.itemsize)
+    np.copyto(radius, words[:, :half], casting="unsafe")
+    if deep:
+        spare = sine.view(np.int64)
+        np.bitwise_and(words[:, half:], 2047, out=spare)
+        np.copyto(cosine, spare, casting="unsafe")
+        cosine -= 1023.5
+        cosine *= 2.0**-11
+        radius += cosine
+    np.abs(radius, out=radius)
+    radius *= unit
+    if not deep:
+        radius += unit / 2
+    np.log(radius, out=radius)
+    radius *= -2
+    np.sqrt(radius, out=radius)
+    np.copyto(sine, words[:, half:], casting="unsafe")
+    sine *= math.pi * unit
+    if sine.dtype == np.float32:  # NumPy is fast in float32, torch in float64
+        np.cos(sine, out=cosine)
+        np.sin(sine, out=sine)
+    else:
+        torch.cos(torch.from_numpy(sine), out=torch.from_numpy(cosine))
+        torch.from_numpy(sine).sin_()
+    rest = out.shape[1] - half
+    np.multiply(radius, cosine, out=out[:, :half], casting="same_kind")
+    np.multiply(radius[:, :rest], sine[:, :rest], out=out[:, half:], casting="same_kind")
 
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # a sum that is not finite is not sure

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from privsgp.randomness import cells, noise
-from privsgp.randomness.cells import exact_normals, float32_normals, to_cells_
+from privsgp.randomness import noise, normals
 from privsgp.randomness.noise import Secure, _spacings, add_noise_, snap_
+from privsgp.randomness.normals import exact_normals, float32_normals, to_cells_
 
 M, D = 4, 5001
 LOWER = {
@@ -52,14 +52,14 @@ def _columns(values):
 
 def _noised(g, words, sigma, monkeypatch=None):
     """Return what g becomes, and which of its numbers were computed from all bits, with their normals."""
-    found, asked, inner = g.clone(), [], cells.exact_normals
+    found, asked, inner = g.clone(), [], normals.exact_normals
 
     def watched(words, row, column, lower):
         asked.append((row, column, inner(words, row, column, lower)))
         return asked[-1][2].copy()
 
     if monkeypatch is not None:
-        monkeypatch.setattr(cells, "exact_normals", watched)
+        monkeypatch.setattr(normals, "exact_normals", watched)
     to_cells_(found.numpy(), words, _lower("random"), _columns(sigma), _columns(_spacings(sigma)))
     return found, asked
 
@@ -90,7 +90,7 @@ def test_sums_that_are_aimed_at_edges_have_their_cells(lower, monkeypatch):
     grid, s = (torch.from_numpy(_columns(v)) for v in (_spacings(sigma), sigma))
     every = torch.from_numpy(every_normal(words, D, _lower(lower)))
     aside = torch.rand(M, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).sub_(0.5).mul_(6)
-    g = ((every * s / grid).round() + 0.5) * grid - every * s + aside * cells._ERROR * s
+    g = ((every * s / grid).round() + 0.5) * grid - every * s + aside * normals._ERROR * s
     found, ((rows, columns, exact),) = _noised(g, words, sigma, monkeypatch)
     every[rows, columns] = torch.from_numpy(exact)
     wanted = every * s + g
@@ -111,14 +111,14 @@ def test_float32_is_within_its_error(lower):
     off = np.abs(float32_normals(words, 2 * pairs) - every_normal(words, 2 * pairs, _lower(lower)))
     known = ~np.isnan(off)
     assert 0.2 < known.mean() < 1
-    assert off[known].max() <= 0.75 * cells._ERROR
+    assert off[known].max() <= 0.75 * normals._ERROR
 
 
 def test_no_word_of_a_stream_is_read_twice(monkeypatch):
     """Lower halves come after all upper ones, in a place of each tile's own."""
     monkeypatch.setattr(noise, "_PIECE", 1 << 10)
     monkeypatch.setattr(noise, "_TILE", 1 << 11)
-    monkeypatch.setattr(cells, "_RADII", (2.0, 2.1))  # float32 is hardly ever enough
+    monkeypatch.setattr(normals, "_RADII", (2.0, 2.1))  # float32 is hardly ever enough
     source, read, inner = Secure(), [], noise.Streams._read
 
     def watched(self, rows, purpose, nodes, step, block=0):
@@ -154,7 +154,7 @@ def test_rows_without_noise_stay_and_others_have_theirs():
 
 def _all_refined(monkeypatch):
     """Let float32 never be enough."""
-    monkeypatch.setattr(cells, "float32_normals", lambda words, d: np.full((len(words), d), np.nan, np.float32))
+    monkeypatch.setattr(normals, "float32_normals", lambda words, d: np.full((len(words), d), np.nan, np.float32))
 
 
 def test_a_cell_does_not_tell_which_numbers_were_refined(monkeypatch):
