@@ -1,14 +1,18 @@
-"""Sites against torch.distributed: two processes mix the same d weights by both, in turns; and sites over a slow wire.
+"""Sites against torch.distributed: two processes mix the same d weights by both, in turns; and sites over slow wires.
 
 A step of sites is what a run does between a gradient and the next: sums, commit, hashes and signatures, TLS, the checks
 at the border. torch.distributed is gloo, without TLS and without a commit. The wire is a TCP proxy of this program, one
 for each direction, that lets so many bits a second through, and each of them so much later.
+
+    python benchmarks/sites.py [--turns 2] [--only loopback slow three] [--bits 32 8 4] [--dim 11173962]
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
+import json
 import multiprocessing
 import os
 import socket
@@ -17,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,9 +41,10 @@ from privsgp.sites.agreement import Agreement, propose
 from privsgp.sites.identity import Site
 from privsgp.sites.study import Limits
 from privsgp.sites.trainer import SiteDriver
+from privsgp.transport.rounding import Rounding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from multiprocessing.context import SpawnProcess
 
     from torch import Tensor
@@ -48,8 +54,10 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
     Mix = Callable[[], object]
 
-NAMES = ("aachen", "basel")
-BITS, DELAY = 100e6, 0.020  # a second, and seconds each way
+NAMES = ("aachen", "basel", "cork")
+SPEED, DELAY = 100e6, 0.020  # bits a second, and seconds each way
+SLOW = 20e6  # of a site's line among three
+WIDTHS = (32, 8, 4)
 
 
 class Size(NamedTuple):
@@ -69,68 +77,93 @@ SIZES = (
 
 
 def rows(turns: int) -> Iterator[Row]:
-    """Time all sizes on this machine's loopback, then the larger ones over a slow wire."""
+    """Time all sizes on this machine's loopback, the larger ones over a slow wire, the largest between three sites."""
     for size in SIZES:
-        yield _loopback(size, turns)
+        yield loopback(size, turns, 32)
+    for bits in WIDTHS[1:]:
+        yield loopback(SIZES[-1], turns, bits)
     for size in SIZES[1:]:
-        yield _slow(size, turns)
+        yield slow(size, turns, 32)
+    for bits in WIDTHS[1:]:
+        yield slow(SIZES[-1], turns, bits)
+    for bits in WIDTHS:
+        yield three(SIZES[-1], bits)
 
 
-def _loopback(size: Size, turns: int) -> Row:
-    took, cpu, sent = _pair(size, turns, ("committed", "sent", "gloo"))
-    row = {"workload": f"sites, d = {size.dim:,}", "dim": size.dim, "message_bytes": sent["committed"]}
+def loopback(size: Size, turns: int, bits: int) -> Row:
+    """Time two sites and gloo on this machine's loopback."""
+    took, cpu, sent = _several(size, turns, ("committed", "sent", "gloo"), bits)
+    row = _row(f"sites, d = {size.dim:,}", size, bits) | {"message_bytes": sent["committed"]}
     times = {"ours_ms": took["committed"], "uncommitted_ms": took["sent"], "gloo_ms": took["gloo"]}
+    times["message_ms"] = took["message"]
     costs = {f"{key}_cpu_s_per_gb": 1e9 * cpu[key] / (2 * sent[key]) for key in ("committed", "sent", "gloo")}
     return row | times | {"gloo_ratio": took["gloo"] / took["committed"]} | costs
 
 
-def _slow(size: Size, turns: int) -> Row:
-    with wire(BITS, DELAY) as there, wire(BITS, DELAY) as back:
-        took, _, _ = _pair(size, turns, ("committed",), (there, back))
-    ideal = 8e3 * (4 * size.dim + 8) / BITS  # milliseconds
-    row = {"workload": f"sites over {BITS / 1e6:g} Mbit/s, {1e3 * DELAY:g} ms, d = {size.dim:,}", "dim": size.dim}
+def slow(size: Size, turns: int, bits: int) -> Row:
+    """Time two sites over a slow wire."""
+    with wire(SPEED, DELAY) as there, wire(SPEED, DELAY) as back:
+        took, _, sent = _several(size, turns, ("committed",), bits, (there, back))
+    row = _row(f"sites over {SPEED / 1e6:g} Mbit/s, {1e3 * DELAY:g} ms, d = {size.dim:,}", size, bits)
+    ideal = 8e3 * sent["committed"] / SPEED  # milliseconds
     times = {"ours_ms": took["committed"], "message_ms": took["message"], "wire_ms": ideal}
     return row | times | {"of_the_wire": ideal / took["message"], "of_the_wire_in_steps": ideal / took["committed"]}
 
 
-def _pair(size: Size, turns: int, kinds: tuple[str, ...], wires: tuple[Wire, ...] = ()) -> tuple[Row, Row, Row]:
-    """Return of each kind of step its median milliseconds, both processes' CPU seconds, and the bytes of a message."""
+def three(size: Size, bits: int) -> Row:
+    """Time three sites, each behind a line of its own: two messages arrive over it in a step."""
+    with contextlib.ExitStack() as lines:
+        wires = tuple(lines.enter_context(wire(SLOW, DELAY)) for _ in NAMES)
+        took, _, sent = _several(size._replace(steps=1), 1, ("committed",), bits, wires)
+    row = _row(f"three sites behind {SLOW / 1e6:g} Mbit/s, d = {size.dim:,}", size, bits)
+    return row | {"step_s": took["committed"] / 1e3, "wire_s": 8 * sent["committed"] / SLOW}
+
+
+def _row(words: str, size: Size, bits: int) -> Row:
+    return {"workload": words + (f", {bits} bits" if bits < 32 else ""), "dim": size.dim, "bits": bits}
+
+
+def _several(
+    size: Size, turns: int, kinds: tuple[str, ...], bits: int, wires: tuple[Wire, ...] = ()
+) -> tuple[Row, Row, Row]:
+    """Return of each kind of step its median milliseconds, CPU seconds of all processes, and a site's bytes."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as place:
-        folder, rendezvous = Path(place), _free_port()
-        _study(folder, size, len(kinds) * (turns + 1) * size.steps + 1, wires)
-        told = context.SimpleQueue()
-        both: list[SpawnProcess] = [
-            context.Process(target=_process, args=(folder, node, size.steps, turns, kinds, rendezvous, told))
-            for node in (0, 1)
+        folder, rendezvous, nodes = Path(place), _free_port(), range(len(wires) or 2)
+        _study(folder, size, len(kinds) * (turns + 1) * size.steps + 1, bits, len(nodes), wires)
+        told, ended = context.SimpleQueue(), context.Event()
+        all_of_them: list[SpawnProcess] = [
+            context.Process(target=_process, args=(folder, node, size.steps, turns, kinds, rendezvous, told, ended))
+            for node in nodes
         ]
-        for one in both:
+        for one in all_of_them:
             one.start()
-        found = [told.get() for _ in both]
-        for one in both:
+        found = [told.get() for _ in nodes]
+        ended.set()
+        for one in all_of_them:
             one.join()
     took, cpu, sent = ([one[part] for one in found] for part in range(3))
     return (
-        {kind: statistics.median(took[0][kind] + took[1][kind]) for kind in (*kinds, "message")},
+        {kind: statistics.median([ms for one in took for ms in one[kind]]) for kind in (*kinds, "message")},
         {kind: sum(one[kind] for one in cpu) for kind in kinds},
         {kind: statistics.mean(one[kind] for one in sent) for kind in kinds},
     )
 
 
-def _study(folder: Path, size: Size, rounds: int, wires: tuple[Wire, ...]) -> None:
-    """Write two sites' homes, and the agreement between them."""
-    ports = [_free_port() for _ in NAMES]
+def _study(folder: Path, size: Size, rounds: int, bits: int, count: int, wires: tuple[Wire, ...]) -> None:
+    """Write the sites' homes, and the agreement between them."""
+    ports = [_free_port() for _ in range(count)]
     for one, port in zip(wires, ports, strict=False):
         one.target = port
     dialled = [one.port for one in wires] or ports
     sites = [
         Site.create(folder / name, name, address=f"127.0.0.1:{port}", listen=f"127.0.0.1:{door}")
-        for name, port, door in zip(NAMES, dialled, ports, strict=True)
+        for name, port, door in zip(NAMES, dialled, ports, strict=False)
     ]
     config = configs.parse(
         {
-            "data": {"nodes": 2, "sizes": [16, 16], "classes": 10}, "model": size.model, "graph": {"name": "complete"},
-            "privacy": {"sigma": 1.0},
+            "data": {"nodes": count, "sizes": [16] * count, "classes": 10}, "model": size.model,
+            "graph": {"name": "complete"}, "privacy": {"sigma": 1.0}, "transport": {"bits": bits},
             "algorithm": {"name": "privsgp", "steps": 1, "step_size": 0.1, "final_mixing": rounds},
         }
     )  # fmt: skip
@@ -141,7 +174,8 @@ def _study(folder: Path, size: Size, rounds: int, wires: tuple[Wire, ...]) -> No
 
 
 def _process(
-    folder: Path, node: int, steps: int, turns: int, kinds: tuple[str, ...], rendezvous: int, told: Any  # noqa: ANN401
+    folder: Path, node: int, steps: int, turns: int, kinds: tuple[str, ...], rendezvous: int, told: Any,  # noqa: ANN401
+    ended: Any,  # noqa: ANN401
 ) -> None:  # fmt: skip
     """Mix by each kind in turns; tell milliseconds of steps, CPU seconds and bytes sent."""
     torch.set_num_threads(1)
@@ -150,23 +184,26 @@ def _process(
     run = Folder(folder / f"run-{node}", f"-{node}-{node}")
     run.path.mkdir()
     run.prepare()
-    network = sites_run.wire(site, agreement, run)
-    transport = network.transport
+    bits, start = agreement.config.transport.bits, torch.zeros(1, agreement.weights)
+    rounding = None if bits == 32 else Rounding(bits, 1, agreement.graph, start, range(node, node + 1))
+    network = sites_run.wire(site, agreement, run, rounding)
+    transport, others = network.transport, [i for i in range(len(agreement.roster)) if i != node]
     x = torch.randn(1, agreement.weights, generator=torch.Generator().manual_seed(node))
     w = torch.ones(1, dtype=torch.float64)
     with network.opened():
         network.members.phase = "training"
-        while not network.members.is_there(1 - node):
+        while not all(map(network.members.is_there, others)):
             time.sleep(0.01)
+        network.inbox.open()
         mixes = _mixes(transport, run, x, w)
         pushes = _watched(network)
         if "gloo" in kinds:
             mixes["gloo"] = _gloo(agreement, node, rendezvous, x, w)
         took, cpu, sent = _timed({kind: mixes[kind] for kind in kinds}, steps, turns, network)
-        while network.members.have_of(1 - node) < int(transport.last[0]):  # the other may still need the last message
+        while any(network.members.have_of(i) < int(transport.last[0]) for i in others):  # they may still need the last
             time.sleep(0.01)
         told.put((took | {"message": pushes[len(pushes) // (turns + 1) :]}, cpu, sent))
-        time.sleep(2.0)
+        ended.wait()  # others may still wait for an answer
 
 
 def _timed(mixes: dict[str, Mix], steps: int, turns: int, network: sites_run.Network) -> tuple[Row, Row, Row]:
@@ -208,12 +245,10 @@ def _mixes(transport: SitesTransport, run: Folder, x: Tensor, w: Tensor) -> dict
         checkpoint.save(run.checkpoint, Progress(k, 0, 0.0, 0, "", {}), State(x, w, x), memory, transport.agreement.run)
         sync_names(run.checkpoint.parent)
 
-    def mix(make: Callable[[int, Tensor, Tensor], None], write: Callable[[Iterable[memoryview]], None]) -> object:
-        transport.links.append = write  # type: ignore[method-assign]
-        return SiteDriver(transport, None, None, make).send(next(counter), x, w, paid=False)  # type: ignore[arg-type]
+    def mix(make: Callable[[int, Tensor, Tensor], None]) -> object:
+        return SiteDriver(transport, None, make).send(next(counter), x, w, paid=False)  # type: ignore[arg-type]
 
-    append = transport.links.append
-    return {"committed": lambda: mix(commit, append), "sent": lambda: mix(lambda _k, _x, _w: None, lambda _texts: None)}
+    return {"committed": lambda: mix(commit), "sent": lambda: mix(lambda _k, _x, _w: None)}
 
 
 def _gloo(agreement: Agreement, node: int, port: int, x: Tensor, w: Tensor) -> Mix:
@@ -306,3 +341,24 @@ def wire(bits: float, delay: float) -> Iterator[Wire]:
         loop, ended = loops[0]
         loop.call_soon_threadsafe(ended.set)
         thread.join(5.0)
+
+
+def main() -> None:
+    """Print rows of some kinds, widths and sizes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument(
+        "--only", nargs="+", default=["loopback", "slow", "three"], choices=["loopback", "slow", "three"]
+    )
+    parser.add_argument("--bits", type=int, nargs="+", default=list(WIDTHS))
+    parser.add_argument("--dim", type=int, default=SIZES[-1].dim, choices=[size.dim for size in SIZES])
+    asked = parser.parse_args()
+    size = next(one for one in SIZES if one.dim == asked.dim)
+    kinds = {"loopback": partial(loopback, size, asked.turns), "slow": partial(slow, size, asked.turns)}
+    for kind in asked.only:
+        for bits in asked.bits:
+            print(json.dumps((kinds | {"three": partial(three, size)})[kind](bits)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

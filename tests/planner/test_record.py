@@ -7,6 +7,8 @@ import math
 import pytest
 
 from privsgp import graph as graphs
+from privsgp.algorithms import Settings
+from privsgp.planner.noise import Method
 from privsgp.planner.record import messages_per_step
 from privsgp.planner.settle import described
 from privsgp.transport.rounding import width
@@ -44,6 +46,15 @@ def test_a_report_shows_what_was_planned(small_plan):
 def test_messages_to_one_peer_and_to_all():
     assert messages_per_step(graphs.make("exponential", 16), 10) == 1
     assert messages_per_step(graphs.make("complete", 16), 10) == 15
+
+
+def test_open_steps_are_whole_messages(small_planner):
+    method = Method("privsgp-sag", Settings(local_steps=7))
+    choice = small_planner.choose(method, 32.0, None, None)
+    plain = small_planner.choose(Method("privsgp-sag", Settings()), 32.0, None, None)
+    assert choice.steps % 7 == 0
+    assert 0 < plain.steps - choice.steps < 7
+    assert choice.step_size == pytest.approx(plain.step_size)
 
 
 def test_few_bits_and_local_steps_take_fewer_bytes_and_less_time(small_plan):

@@ -16,10 +16,12 @@ import shutil
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import numpy as np
 import torch
 from consortium import mixed
 
@@ -255,7 +257,7 @@ class World:
         self.until += self.now
         self.restarts: dict[int, float] = {}
         self.processes: dict[int, Process] = {}
-        self.held: dict[int, tuple[float, dict[int, float], dict[int, float]]] = {}  # w; that was sent to, arrived from
+        self.held: dict[int, tuple[Any, dict[int, Any], dict[int, Any]]] = {}  # x and w; sums sent to, arrived from
         self.kills = 0
         shutil.rmtree(self.folder, ignore_errors=True)
         nodes = range(len(self.consortium.sites))
@@ -443,35 +445,42 @@ class World:
     def _train(self, process: Process, life: Life) -> None:
         made, agreement = process.transport, self.consortium.agreement
         x, w, done = torch.zeros(1, agreement.weights), torch.ones(1, dtype=torch.float64), -1
+        added, every = 0.0, agreement.config.algorithm.local_steps
         if life.commit is None:
             made.greet(0)
         else:
-            done, (x, w) = life.commit["step"], life.commit["state"]
+            done, (x, w), added = life.commit["step"], life.commit["state"], life.commit["added"]
             x, w = made.resume(done, x, w)
         for k in range(done + 1, agreement.rounds):
-            x, w = mixed(made, k, x + self.rng.random(), w, lambda *step: self._commit(process, *step))
-            assert float(w[0]) > 0
+            step = self.rng.random()
+            x, added = x + step, added + step
+            if (k + 1) % every == 0:
+                x, w = mixed(made, k, x, w, partial(self._commit, process, added))
+                assert float(w[0]) > 0
         made.members.enter("finished")
         life.finished = True
-        self.held[process.node] = (
-            float(w[0]),
-            _weights(made.targets, made.sums),
-            _weights(made.sources, made.arrived),
-        )
+        sent, arrived = (dict(zip(*one, strict=True)) for one in _links(made))
+        self.held[process.node] = np.append(x[0].double(), float(w[0])), sent, arrived
 
-    def weight(self) -> float:
-        """Return the weight that all sites hold in the end, and that which is on its way: it began as one of each."""
-        links = [(held[1][i], self.held[i][2].get(j, 0.0)) for j, held in self.held.items() for i in held[1]]
-        assert all(sent >= arrived for sent, arrived in links)
+    def mass(self) -> Any:
+        """Return Σx and Σw of what all sites hold in the end, and of what is on its way."""
+        links = [(held[1][i], self.held[i][2][j]) for j, held in self.held.items() for i in held[1]]
+        assert all(sent[-1] >= arrived[-1] for sent, arrived in links)
         return sum(held[0] for held in self.held.values()) + sum(sent - arrived for sent, arrived in links)
 
-    def _commit(self, process: Process, k: int, x: torch.Tensor, w: torch.Tensor) -> None:
+    def added(self) -> float:
+        """Return what steps that were committed have added to each number of Σx."""
+        return sum(life.commit["added"] for life in self.lives.values() if life.commit)
+
+    def _commit(self, process: Process, added: float, k: int, x: torch.Tensor, w: torch.Tensor) -> None:
         """Make a step durable at one of the moments in which others go on, or this process dies."""
         self.current.pause(self.moment())
         arrays = {name: value.clone() for name, value in process.transport.arrays().items()}
-        self.lives[process.node].commit = {"step": k, "state": (x.clone(), w.clone()), "arrays": arrays}
+        commit = {"step": k, "state": (x.clone(), w.clone()), "arrays": arrays, "added": added}
+        self.lives[process.node].commit = commit
         self.current.pause(self.moment())
 
 
-def _weights(nodes: list[int], sums: list[Any]) -> dict[int, float]:
-    return {i: float(one[-1]) for i, one in zip(nodes, sums, strict=True) if one is not None}
+def _links(made: Any) -> Any:
+    """Return targets and what was sent to them, and sources and what was taken of them."""
+    return (made.targets, [one.copy() for one in made.sums]), (made.sources, [one.copy() for one in made.arrived])

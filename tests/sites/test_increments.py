@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsgp import graph
-from privsgp.sites.protocol.increments import ReceivingEnd, SendingEnd, increment_bytes, rounded
+from privsgp.sites.protocol.increments import Increment, ReceivingEnd, SendingEnd, increment_bytes, rounded
 from privsgp.transport.rounding import Rounding
 
 LINK, D, MOST = (0, 1), 130, 4
@@ -150,3 +152,24 @@ def test_after_increments_that_were_refused_none_is_read_before_one_begins_anew(
     assert not np.array_equal(other, both.sent[2])  # its hash is another
     assert both.into.sums(text, both.newest, both.sums) is None
     assert not both.into.continues
+
+
+@pytest.mark.parametrize("weight", [0.0, math.nan, math.inf, -1.0, 0.5])
+@pytest.mark.parametrize("byte", [0x00, 0x7F, 0xFF])
+def test_after_whatever_a_peer_has_sent_the_link_begins_anew(weight, byte):
+    """The hash is checked after it. No number of such an increment is in what is let in next."""
+    both = Both(4, None)
+    both.commit_step()
+    both.send((-1, False))
+    assert both.deliver(*both.wire[-1])
+    size = len(both.wire[-1][1]) - 32
+    wrong = Increment(0, 1, weight, anew=False, codes=bytes([byte]) * size)
+    both.into.sums(wrong.text(), both.newest, both.sums)
+    assert not both.into.continues
+    both.commit_step()
+    both.send((both.newest, both.into.continues))
+    assert both.deliver(*both.wire[-1])
+    both.commit_step()
+    both.send((both.newest, both.into.continues))
+    assert both.deliver(*both.wire[-1])
+    assert both.wire[-1][1]  # few bits again

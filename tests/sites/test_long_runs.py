@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracle import lockstep
+from oracle import lockstep, replayed
 from test_bad_networks import MIXING, agree, counted
 from wires import Wires
 
@@ -41,13 +41,15 @@ def compared(c):
     assert apart < 0.02
 
 
-def test_fifty_kills_in_one_run(consortium):
+@pytest.mark.parametrize(("local", "bits"), [(1, 32), (4, 4)])
+def test_fifty_kills_in_one_run(consortium, local, bits):
     """Forty times one site, five times two at once; the others go on, and nobody is charged twice."""
-    rng, steps = random.Random(1), 600
+    rng, steps = random.Random(1), 600 * local
     c = consortium(
         seed=4,
-        limits=Limits(deadline=0.5, staleness=6),
-        algorithm={"steps": steps, "final_mixing": 20, "step_size": 0.2},
+        limits=Limits(deadline=0.5, staleness=6 * local),
+        algorithm={"steps": steps, "final_mixing": 20, "step_size": 0.2 / local, "local_steps": local},
+        transport={"bits": bits},
     )
     c.start()
     for count in rng.sample([1] * 40 + [2] * 5, 45):
@@ -61,9 +63,15 @@ def test_fifty_kills_in_one_run(consortium):
         time.sleep(rng.uniform(0.0, 0.3))
         c.start(*victims)
     print("killed fifty times by step", max(c.taken(0)))
-    assert sum(one["site"]["incarnation"] - 1 for one in c.end(seconds=300)) == 50
+    summaries = c.end(seconds=300)
+    assert sum(one["site"]["incarnation"] - 1 for one in summaries) == 50
     counted(c, releases=steps)
-    compared(c)
+    z, w = replayed(c)
+    for i, one in enumerate(summaries):
+        np.testing.assert_array_equal(c.model(i), z[i])
+        assert one["site"]["w"] == w[i] > 0
+    if bits == 32:
+        compared(c)
 
 
 @pytest.mark.parametrize("sites", [3, 8])

@@ -9,6 +9,7 @@ import threading
 from types import SimpleNamespace
 
 import grpc
+import numpy as np
 import pytest
 from consortium import Consortium
 from one_thread import World
@@ -23,7 +24,8 @@ from privsgp.sites.study import Limits
 from privsgp.sites.transport import SitesTransport
 
 KINDS = {"open": {}, "closed": {"closed": (2,)}, "relay": {"closed": (1, 2), "relay": 0}}
-KINDS |= {f"{kind}, few bits": how | {"transport": {"bits": 4}} for kind, how in KINDS.items()}
+FEW = {"transport": {"bits": 4}, "algorithm": {"steps": 8, "final_mixing": 4, "local_steps": 2}}
+KINDS |= {f"{kind}, few bits": how | FEW for kind, how in KINDS.items()}
 STOOD = [("closed", 6), ("closed", 22), ("relay", 3)]
 FAULTS = {"kill": 0.004, "lost": 0.05, "frozen": 0.01, "orphan": 0.5}
 
@@ -33,7 +35,7 @@ def studies(tmp_path_factory):
     limits = Limits(deadline=1.0, staleness=2)
     small = {"sizes": (20, 20, 20), "algorithm": {"steps": 8, "final_mixing": 4}}
     folder = tmp_path_factory.mktemp("studies")
-    return {kind: Consortium.make(folder / kind, limits=limits, **small, **KINDS[kind]) for kind in KINDS}
+    return {kind: Consortium.make(folder / kind, limits=limits, **(small | KINDS[kind])) for kind in KINDS}
 
 
 @pytest.mark.parametrize(("kind", "seed"), [*STOOD, ("open", 13), ("closed, few bits", 6), ("relay, few bits", 3)])
@@ -52,7 +54,9 @@ def lived_through(study, tmp_path, seed):
     world = World(study, tmp_path / "disks", seed, until=20.0, shares=FAULTS)
     world.run(seconds=200.0)
     assert not world.audited()
-    assert world.weight() == pytest.approx(len(study.sites), abs=1e-9)  # nothing is lost, nor taken twice
+    *x, w = world.mass()  # nothing is lost, nor taken twice
+    assert w == pytest.approx(len(study.sites), abs=1e-9)
+    np.testing.assert_allclose(x, world.added(), rtol=1e-6)
     return world.kills
 
 

@@ -19,6 +19,7 @@ from privsgp.graph import EveryFew
 from privsgp.randomness.noise import Keyed
 from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs import config as configs
+from privsgp.runs import sums
 from privsgp.transport import rounding as module
 from privsgp.transport.in_process import InProcess
 from privsgp.transport.rounding import BLOCK, Rounding, decode, encode, uniform, width
@@ -204,15 +205,21 @@ def test_methods_that_cannot_keep_what_is_left_out_are_refused(name, change):
         configs.parse(change | values)
 
 
+def test_noised_sums_are_exact_whatever_messages_of_training_have():
+    """A site shows what one message of each other adds up to: rounding would be in its numbers, and in no interval."""
+    given = {"data": {"name": "digits", "nodes": 2}, "privacy": {"epsilon": 1.0}, "sum": {"kind": "description"}}
+    config = configs.parse(given | {"seed": 1, "transport": {"bits": 4}, "algorithm": {"local_steps": 2}})
+    made = sums.study(config, [900, 897], 1.0, 1.0, 1e-5)
+    assert (made.transport.bits, made.algorithm.local_steps) == (32, 1)
+
+
 def test_steps_that_are_no_whole_messages_are_refused():
     with pytest.raises(Refused, match="K counts local steps"):
         configs.parse({"privacy": {"sigma": 0.1}, "algorithm": {"steps": 10, "local_steps": 4}})
 
 
-def test_messages_as_they_were_have_the_hash_that_they_had():
+def test_messages_are_part_of_what_sites_agree_on():
     plain = configs.parse({"privacy": {"sigma": 0.1}})
-    assert "transport" not in plain.shared()
-    assert "local_steps" not in plain.shared()["algorithm"]
     other = configs.parse({"privacy": {"sigma": 0.1}, "transport": {"bits": 4}, "algorithm": {"local_steps": 2}})
     assert configs.parse(other.shared()).shared() == other.shared()
     assert other.shared_hash() != plain.shared_hash()

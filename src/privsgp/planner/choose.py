@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from privsgp.accounting.calibration import gaussian_shift, rough_sigma
+from privsgp.accounting.calibration import C2, gaussian_shift, rough_sigma
 from privsgp.accounting.mechanisms import SampledMean
 from privsgp.algorithms import ALGORITHMS
 from privsgp.planner import theorems
@@ -73,6 +73,9 @@ class Planner:
             steps, distance = self._open(noise, steps, step_size)
         else:
             distance = steps * step_size
+        every = method.settings.local_steps
+        whole = max(steps - steps % every, every)  # K is a multiple of the steps of a message
+        steps, distance = whole, distance * (whole / steps)
         spec = self.spec(noise, steps)
         score, left = self.rehearsal.mean_score(spec, distance), self.rehearsal.moved(spec, distance)
         return Choice(method, batch, steps, distance / steps, noise, score, left)
@@ -103,7 +106,7 @@ class Planner:
     def published_steps(self, clip: float) -> int:
         """Return Corollary 1's K, for the published accountant."""
         n = self.network
-        found = theorems.best_steps(self.constants, self.rehearsal.layout.dim, clip, n.budgets, n.samples, n.c2)
+        found = theorems.best_steps(self.constants, self.rehearsal.layout.dim, clip, n.budgets, n.samples, C2)
         return max(1, round(found))
 
     def spec(self, noise: NoiseNeeded, steps: int) -> RehearsalSpec:

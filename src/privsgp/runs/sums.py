@@ -60,12 +60,12 @@ def study(config: Config, sizes: Sequence[int], norm: float, epsilon: float, del
     values = config.model_dump()
     values["algorithm"] = {"name": "privsgp", "batch": sum(sizes) / len(sizes), "steps": 1, "step_size": 1.0}
     values["algorithm"] |= {"weights": "samples"}
-    kept = {key: value for key, value in values["privacy"].items() if key not in ("accountant", "c2")}
+    kept = {key: value for key, value in values["privacy"].items() if key != "accountant"}
     kept |= {"epsilon": epsilon, "delta": delta, "sigma": None, "clip": norm, "spare": 0.0}
     values["privacy"] = kept | {"noise": "pairwise" if config.pairwise else "independent"}
     if not config.pairwise:
         values["privacy"] = {k: v for k, v in values["privacy"].items() if k in configs.Privacy.model_fields}
-    values |= {"graph": {"name": "complete"}, "clock": {}, "features": {}, "plan": {}}
+    values |= {"graph": {"name": "complete"}, "transport": {}, "clock": {}, "features": {}, "plan": {}}
     values["engine"] = {"device": "cpu", "dtype": "float64"}
     return configs.parse(values, base=config.base)
 

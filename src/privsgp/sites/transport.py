@@ -66,7 +66,7 @@ class SitesTransport(Transport):
         self.last = torch.full((len(self.targets),), -1)  # the step of each link's newest message
         self.kept = torch.ones(1, dtype=torch.float64)  # the share that the node kept of itself at the last step
         self.rounding = rounding
-        # What it kept of x and w, where it is no share of them, and the last step at which each link began anew.
+        # The rest of x and w that the node kept, if messages are rounded; the last step at which each link began anew.
         self.held = () if rounding is None else (rounding.start.cpu().clone(), torch.ones(1, dtype=torch.float64))
         self.anew = torch.full((len(self.targets),), -1)
         self._increments: dict[int, Increment] = {}  # by link: to the sums of this step, until they are committed

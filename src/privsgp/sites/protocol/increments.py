@@ -36,7 +36,7 @@ _HEAD = struct.Struct("<qqdq")
 
 
 class Increment(NamedTuple):
-    """What one step adds to a link's sums."""
+    """The growth of a link's sums in one step."""
 
     before: int  # the step of the increment before it, −1 for the first
     step: int
@@ -117,7 +117,7 @@ class SendingEnd:
 
 
 class ReceivingEnd:
-    """What a process knows of a link that increments arrive over."""
+    """The receiver's end of a link: whether it can read increments that begin where the last ended."""
 
     def __init__(self, link: Link, rounding: Rounding | None) -> None:
         self.link, self.rounding = link, rounding
