@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 import textwrap
 import tomllib
 from pathlib import Path
@@ -13,19 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(Path(__file__).parent))
+import keys  # noqa: E402 - beside this file
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs hands in what it likes
     """Fill the place that is marked on the page."""
     if "<!-- run.toml -->" in markdown:
-        from privsgp.runs.reference import markdown as keys
-
-        return markdown.replace("<!-- run.toml -->", keys())
+        return markdown.replace("<!-- run.toml -->", keys.markdown())
     if "<!-- policy.toml -->" in markdown:
         from privsgp.accounting.policy import Policy
-        from privsgp.runs.reference import keys, table
 
-        return markdown.replace("<!-- policy.toml -->", "\n".join(table(keys(Policy))))
+        return markdown.replace("<!-- policy.toml -->", "\n".join(keys.table(keys.keys(Policy))))
     if "<!-- sections -->" in markdown:
         return markdown.replace("<!-- sections -->", sections())
     if "<!-- provenance -->" in markdown:
@@ -47,14 +47,13 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs h
 def sections() -> str:
     """Return the sections of run.toml as users type them: summary, example, and a table of keys."""
     from privsgp.runs import sections
-    from privsgp.runs.reference import keys, table
 
     lines = []
     for name in sections.__all__:
         kind = getattr(sections, name)
         told, _, example = inspect.cleandoc(kind.__doc__).partition("Args:")[0].partition("Example:")
         shown = ["```pycon", textwrap.dedent(example).strip(), "```", ""]
-        lines += [f"### `privsgp.{name}`", "", told.strip(), "", *shown, *table(keys(kind)), ""]
+        lines += [f"### `privsgp.{name}`", "", told.strip(), "", *shown, *keys.table(keys.keys(kind)), ""]
     return "\n".join(lines)
 
 

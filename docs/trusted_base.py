@@ -194,7 +194,6 @@ OUTSIDE = {
     "runs/charts.py": "Reads published numbers.",
     "runs/first.py": "Writes a first configuration from public facts.",
     "runs/refusals.py": "Writes the words of a refusal.",
-    "runs/reference.py": "Prints the keys of run.toml.",
     "runs/result.py": "Reads a finished model.",
     "runs/rows.py": "Prepares new rows for a finished model.",
     "runs/sections.py": "Names the sections of run.toml for Python.",

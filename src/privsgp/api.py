@@ -104,7 +104,7 @@ def train(
     Args:
         model: The module to train, from the weights that it has. Its samples must not influence each other.
         data: The records: a `privsgp.Dataset`, arrays `(x, y)` or `(x, y, x_test, y_test)`, a torch `Dataset` of pairs,
-            a data frame, an Arrow table, or the path of a .npz, .csv, .parquet or .feather file, of texts or of a
+            a data frame, an Arrow table, or the path of a .npz, .csv or .parquet file, of texts or of a
             folder of images. One of these is divided among `nodes`. A list or a mapping `{node: …}` of them gives each
             node its own; keys are numbers, or names of sites.
         out: The run folder. It must not hold another run.
@@ -207,7 +207,6 @@ def train(
 
     world = join()
     dataset, parts = world.all_or_none(brought)
-    _say(problems.unsaid(config))
 
     if dataset.y.ndim > 1 and dataset.classes is not None:
         kind = None  # a sample has several labels: metrics are for one

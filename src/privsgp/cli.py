@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.core
@@ -17,6 +17,7 @@ from privsgp import __version__, cli_account, cli_data, cli_models, cli_sites, l
 from privsgp.cli_data import Changes, DataDir, Json, about, note, one_of
 from privsgp.errors import Diverged, Refused, Stopped, mending
 from privsgp.files import finite
+from privsgp.options import Options
 from privsgp.report.terminal import (
     bar,
     doing,
@@ -32,6 +33,9 @@ from privsgp.report.terminal import (
     stage,
     tell,
 )
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 
 class _Commands(typer.core.TyperGroup):
@@ -133,7 +137,7 @@ def train(
 
     world = rendezvous.join()
     if not world.rank:  # of several processes the first speaks
-        note(*([training.standing(place)] if resume else []), *problems.unsaid(settings))
+        note(*([training.standing(place)] if resume else []))
     with doing("reading the data", quiet=world.rank > 0) as say:
         problem = problems.load_problem(settings, data_dir, world)
         settings, plan = planning.settle(
@@ -283,15 +287,31 @@ def dossier(
 def options(
     section: Annotated[str | None, typer.Argument(help="A section of run.toml; default: all of them.")] = None,
 ) -> None:
-    """Show every key of run.toml: values, default and meaning."""
+    """Show every key of run.toml: its default and its meaning."""
     with later.package("torch"):
-        from privsgp.runs.reference import reference
+        from privsgp.runs.config import SECTIONS, Config
+        from privsgp.runs.sections import Images, Text
 
-    known = {name: groups for name, _, groups in reference()}
+    kinds = {name: type(f.default) for name, f in Config.model_fields.items() if isinstance(f.default, Options)}
+    tables: dict[str, dict[type[Options], str]] = {"": {Config: "at the top"}}
+    tables |= {name: {kind: f"[{name}]"} for name, kind in kinds.items()}
+    tables["data"] |= {Images: "[data] with images = { … }", Text: "[data] with text = { … }"}
+    for name, part in SECTIONS.items():
+        for one in part.components:
+            title = tables[name].get(part.options(one), f"[{name}] with {part.key} =")
+            tables[name][part.options(one)] = f'{title} "{one}"'
     if section is not None:
-        one_of("section", section, [name for name in known if name])
-    head = ("key", "values", "default", "meaning")
-    for name, groups in known.items():
-        for whose, found in groups if section in (None, name) else ():
-            title = (f"[{name}]" if name else "at the top") + (f" with {whose}" if whose else "")
-            show_table(title, head, found, words=head)
+        one_of("section", section, list(kinds))
+    head = ("key", "default", "meaning")
+    for name in tables if section is None else [section]:
+        for kind, title in tables[name].items():
+            fields = [(key, f) for key, f in kind.model_fields.items() if key not in kinds or name]
+            if fields:
+                show_table(title, head, [(key, _default(f), f.description or "") for key, f in fields], words=head)
+
+
+def _default(field: FieldInfo) -> str:
+    """Write a default as TOML has it; nothing where a key may be left out."""
+    if field.is_required():
+        return "needed"
+    return "" if field.default is None else json.dumps(field.default)

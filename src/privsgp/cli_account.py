@@ -82,6 +82,7 @@ def _config(
 def _counted(config: Config, kappa: float, coordinates: int) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return what a run of this configuration would count, of one of its nodes, and what that assumes."""
     from privsgp.accounting import accountant as accountants
+    from privsgp.accounting.calibration import C2
     from privsgp.accounting.statements import by_sites
     from privsgp.runs.budgets import calibrate_nodes, with_scale
 
@@ -96,7 +97,7 @@ def _counted(config: Config, kappa: float, coordinates: int) -> tuple[dict[str, 
     answer |= {"epsilon": finite(spent.epsilon), "delta": delta, "relation": p.relation, "accountant": p.accountant}
     answer["rdp_epsilon"] = finite(spent.rdp_epsilon)
     if p.nominal:
-        answer |= {"epsilon": p.epsilon, "certified_epsilon": answer["epsilon"], "c2": p.c2}
+        answer |= {"epsilon": p.epsilon, "certified_epsilon": answer["epsilon"], "c2": C2}
     if mechanism.weighted is not None and mechanism.weighted.difference_scale != 1:
         answer["difference_scale"] = mechanism.weighted.difference_scale
     if mechanism.person is not None:

@@ -119,7 +119,7 @@ def note(*notes: str) -> None:
 
 data = typer.Typer(help="Tables: draft a schema, check a table against it.", no_args_is_help=True)
 SchemaFile = Annotated[Path, typer.Argument(help="schema.toml, the same at every site.")]
-TableFile = Annotated[Path, typer.Argument(help=".csv, .parquet or .feather")]
+TableFile = Annotated[Path, typer.Argument(help=".csv or .parquet")]
 
 
 def add_to(app: typer.Typer) -> None:

@@ -155,22 +155,16 @@ def shifted(p: Probabilities, y: Labels) -> dict[str, float | None]:
 
 def platt(p: NDArray[np.float64], y: Labels) -> tuple[float, float] | None:
     """Return the (shift, slope) that make σ(shift + slope · logit p) most likely; None if no finite ones do."""
-    from scipy.optimize import minimize
-    from scipy.special import expit, logit
+    from scipy.special import logit
+    from sklearn.linear_model import LogisticRegression
 
     z = logit(np.clip(p, _SURE, 1 - _SURE))
     no, yes = z[y == 0], z[y == 1]
     if not len(no) or not len(yes) or no.max() <= yes.min() or yes.max() <= no.min():
         return None  # nothing in between: the steeper, the better
-
-    def loss(at: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        made = at[0] + at[1] * z
-        off = expit(made) - y
-        return float((np.logaddexp(0, made) - y * made).mean()), np.array([off.mean(), (off * z).mean()])
-
-    found = minimize(loss, (0.0, 1.0), jac=True, method="BFGS")
-    finite = bool(np.isfinite(found.x).all()) and float(np.abs(found.x).max()) < _STEEP
-    return (float(found.x[0]), float(found.x[1])) if finite else None
+    found = LogisticRegression(C=np.inf, tol=1e-9, max_iter=1000).fit(z[:, None], y)
+    slope = float(found.coef_[0, 0])
+    return (float(found.intercept_[0]), slope) if abs(slope) < _STEEP else None
 
 
 def threshold_for(p: NDArray[np.float64], y: Labels, aim: str, least: float) -> float:

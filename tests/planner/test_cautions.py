@@ -5,7 +5,7 @@ import math
 import pytest
 
 from privsgp.planner.record import Expected, heavy_nodes, no_better
-from privsgp.planner.theorems import careless_delta
+from privsgp.runs.problem import careless_delta
 
 
 def test_a_node_that_drags_all_others():
@@ -23,8 +23,8 @@ def test_equals_drag_nobody(sigmas):
 
 
 def test_a_delta_that_allows_publication():
-    assert "node 1" in careless_delta([10, 200], [(1, 1e-3), (1, 1e-2)])[0]
-    assert careless_delta([10], [(1, 1e-5)]) == []
+    assert "node 1" in careless_delta([10, 200], [1e-3, 1e-2], "node {}".format)[0]
+    assert careless_delta([10], [1e-5], "node {}".format) == []
 
 
 def test_signals_under_which_a_constant_guess_is_better_are_named():

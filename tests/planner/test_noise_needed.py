@@ -21,17 +21,6 @@ def test_rough_noise_is_within_a_percent_of_what_is_certified(batch, epsilon):
     assert calibration.rough_sigma(mechanism, 500, epsilon, 1e-5, "zero-out") == pytest.approx(certified, rel=0.01)
 
 
-def test_many_budgets_lie_between_a_few(monkeypatch):
-    budgets = [(0.5 + 0.05 * i, 1e-5) for i in range(50)]
-    noise, asked = NoiseNeeded(Network([1200] * 50, budgets), PRIVSGP, 48.0), []
-    sigma = noise.sigma
-    monkeypatch.setattr(noise, "sigma", lambda *a: asked.append(1) or sigma(*a))
-    sigmas = noise.each(500)
-    assert len(asked) <= 8
-    assert sigmas == sorted(sigmas, reverse=True)
-    assert sigmas[20] == pytest.approx(sigma(500, budgets[20]), rel=0.01)
-
-
 def test_spare_releases_are_counted():
     spare, twice = (Network([1200], [(1.0, 1e-5)], spare=s) for s in (1.0, 0.0))
     assert NoiseNeeded(spare, PRIVSGP, 48.0).common(300) == NoiseNeeded(twice, PRIVSGP, 48.0).common(600)

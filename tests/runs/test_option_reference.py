@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 import runs
 from privsgp.runs import config as configs
 from privsgp.runs.config import SECTIONS, Config
-from privsgp.runs.reference import markdown, reference, sections
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "docs"))
+from keys import markdown, reference, sections  # noqa: E402
+
 PLAN = ROOT / "experiments" / "results.toml"  # of `make results`: a list of commands, no run
 CONFIGS = sorted({*ROOT.glob("examples/*.toml"), *ROOT.glob("experiments/**/*.toml")} - {PLAN})
 

@@ -341,8 +341,9 @@ def test_a_run_that_the_book_does_not_know_is_refused(place, monkeypatch):
 
 
 def test_sites_agree_on_a_held_out_share(place):
-    assert "evaluation" in configs.read(place / "run.toml", ["seed=1", "evaluation.share=0.3"]).shared()
-    assert "evaluation" not in configs.read(place / "run.toml").shared()
+    for share in (None, 0.3):
+        changed = [] if share is None else ["seed=1", f"evaluation.share={share}"]
+        assert configs.read(place / "run.toml", changed).shared()["evaluation"]["share"] == share
 
 
 def test_several_classes_give_a_confusion(tmp_path):

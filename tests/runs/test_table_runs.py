@@ -430,14 +430,6 @@ def test_a_schema_drafted_from_public_rows_goes_with_the_run(place):
     assert "test.csv: the schema was drafted from these rows" in refused.err
 
 
-def test_leaving_out_nodes_is_said(place):
-    text = runs.SMALL.replace("nodes = 4\nsizes = [300, 300, 300, 300]\n", "")
-    (place / "small.toml").write_text(text)
-    ran = runs.command("train", place / "small.toml", "--out", place / "run", "--set", "algorithm.steps=2")
-    assert "data.nodes is not given: there are 16 nodes" in ran.err
-    assert "data.nodes is left out" not in train(place, out="named").err
-
-
 def test_sites_in_another_order_are_other_records_on_a_node(place):
     turned = '--set=data.sites=["basel","aachen","cork"]'
     named = configs.read(place / "run.toml", [turned[6:], "data.path=site-{node}.csv"])

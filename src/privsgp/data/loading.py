@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     Tell = Callable[[str], None]
 
-_KINDS = ".npz, .csv, .parquet or .feather"
+_KINDS = ".npz, .csv or .parquet"
 _HERE = Path()
 
 

@@ -20,10 +20,8 @@ from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
-    SerializerFunctionWrapHandler,
     Tag,
     ValidationError,
-    model_serializer,
     model_validator,
 )
 
@@ -68,17 +66,7 @@ Listed = Annotated[list[Text], AfterValidator(_once_each)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
-class _Extended(Options):
-    """Keys that older releases do not have are omitted if they are not given: hashes of older schemas stay the same."""
-
-    newer: ClassVar[tuple[str, ...]] = ("balance", "bins", "drafted")
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {key: value for key, value in written(self).items() if key not in self.newer or value is not None}
-
-
-class Scaled(_Extended):
+class Scaled(Options):
     """A number on a public scale: `range` becomes −1 … 1, or `centre` 0 and `centre + scale` 1."""
 
     range: Annotated[list[Finite], Field(min_length=2, max_length=2)] | None = option(
@@ -253,7 +241,7 @@ def _kind_of_target(given: Any) -> str:  # noqa: ANN401 - what a file says, or a
     return "value" if kind is None else str(kind)
 
 
-class Schema(_Extended):
+class Schema(Options):
     """The public description of a table, as in schema.toml.
 
     Guarantee: `features` and their scales depend on the schema alone, never on a row.

@@ -1,4 +1,4 @@
-"""Tables: CSV, Parquet and Feather files, data frames and Arrow tables become arrays, by a schema and nothing else.
+"""Tables: CSV and Parquet files, data frames and Arrow tables become arrays, by a schema and nothing else.
 
 What does not fit is refused by the column's name and the row's number, at the site that holds the table: rows count
 from 1, below the header. What was clipped, missing or unknown is counted, for that site alone: no count may
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     Flags = NDArray[np.bool_]
     Floats = NDArray[np.float64]
 
-SUFFIXES = (".csv", ".parquet", ".feather")
+SUFFIXES = (".csv", ".parquet")
 _DELIMITERS = (",", ";", "\t")
 _INDEX = re.compile(r"__index_level_\d+__")  # what pandas makes of row labels
 _NUMBER = r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$"
@@ -150,7 +150,7 @@ def _raw(path: Path, dialect: Dialect, *, as_bytes: bool) -> Any:  # noqa: ANN40
     if suffix not in SUFFIXES:
         raise Refused(f"data: {path} is not a table", f"name a file that ends in {', '.join(SUFFIXES)}")
     try:
-        table = _csv(path, dialect, as_bytes=as_bytes) if suffix == ".csv" else _READERS[suffix](path)
+        table = _csv(path, dialect, as_bytes=as_bytes) if suffix == ".csv" else _parquet(path)
         table.validate(full=True)  # a crafted file may say that a text lies beyond its end
     except FileNotFoundError:
         raise Refused(f"data: {path} does not exist", "data.path is relative to run.toml") from None
@@ -245,17 +245,6 @@ def _parquet(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
         claimed = sum(m.row_group(i).total_byte_size for i in range(m.num_row_groups))
         refuse_vast(path, max(claimed, 8 * m.num_rows * m.num_columns))
         return found.read(use_threads=False)
-
-
-def _feather(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
-    from pyarrow.feather import read_table
-
-    with opened(path) as file:
-        refuse_vast(path, path.stat().st_size)
-        return read_table(file, use_threads=False)
-
-
-_READERS = {".parquet": _parquet, ".feather": _feather}
 
 
 def encode(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from privsgp.accounting.calibration import gaussian_shift, rough_sigma
+from privsgp.accounting.calibration import C2, gaussian_shift, rough_sigma
 from privsgp.accounting.mechanisms import SampledMean
 from privsgp.algorithms import ALGORITHMS
 from privsgp.planner import theorems
@@ -106,7 +106,7 @@ class Planner:
     def published_steps(self, clip: float) -> int:
         """Return Corollary 1's K, for the published accountant."""
         n = self.network
-        found = theorems.best_steps(self.constants, self.rehearsal.layout.dim, clip, n.budgets, n.samples, n.c2)
+        found = theorems.best_steps(self.constants, self.rehearsal.layout.dim, clip, n.budgets, n.samples, C2)
         return max(1, round(found))
 
     def spec(self, noise: NoiseNeeded, steps: int) -> RehearsalSpec:

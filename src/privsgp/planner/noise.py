@@ -1,8 +1,7 @@
 """The sites of a plan, the methods it compares, and the noise that each method needs for their budgets.
 
-A plan asks for σ at several K and for every budget. `calibration.rough_sigma` answers within a percent; of many
-different budgets a few are asked for, and the others lie on straight lines between them, in the logarithms. A plan may
-do that because it promises nothing: training calibrates and certifies every σ_i it uses.
+A plan asks for σ at several K and for every budget. `calibration.rough_sigma` answers within a percent. A plan may do
+that because it promises nothing: training calibrates and certifies every σ_i that it uses.
 """
 
 from __future__ import annotations
@@ -12,11 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from privsgp import plugins
 from privsgp.accounting import calibration
-from privsgp.accounting.calibration import C2
 from privsgp.accounting.curve import Gaussian
 from privsgp.accounting.mechanisms import PersonLevel, Shared, nominal
 from privsgp.accounting.sharing import solve
@@ -33,8 +29,6 @@ if TYPE_CHECKING:
     from privsgp.algorithms.update_rule import Weights
     from privsgp.planner.theorems import Budget
 
-KNOTS = 8  # budgets of one δ whose σ is computed, if there are more of them
-
 
 @dataclass(frozen=True)
 class Network:
@@ -45,7 +39,6 @@ class Network:
     relation: Relation = "zero-out"
     spare: float = 0.0
     accountant: Accountant = "certified"
-    c2: float = C2
     weighting: Weights = "equal"
     sharing: Sharing | None = None  # the sites that share noise; None: no site does
     pair_ratio: float = 2.0
@@ -182,7 +175,7 @@ class NoiseNeeded:
         """Return σ of a node with J̄ samples and this budget."""
         n, mechanism = self.network, self.settled(steps).mechanism(self.batch, round(self.network.mean_samples))
         if n.nominal:
-            return float(plugins.formula(n.accountant).sigma(mechanism, steps, *budget, n.c2))
+            return float(plugins.formula(n.accountant).sigma(mechanism, steps, *budget))
         return calibration.rough_sigma(n.counted(mechanism), n.releases(steps), *budget, n.relation)
 
     def common(self, steps: int) -> float:
@@ -195,12 +188,7 @@ class NoiseNeeded:
 
     def each(self, steps: int) -> list[float]:
         """Return σ_i of every node; σJ/G depends on nothing but the rate and the budget."""
-        n, known = self.network, dict[tuple[float, float], float]()
-        for delta in {delta for _, delta in n.budgets}:
-            asked = sorted({epsilon for epsilon, d in n.budgets if d == delta})
-            knots = asked if len(asked) <= KNOTS else np.geomspace(asked[0], asked[-1], KNOTS).tolist()
-            logs = [math.log(self.sigma(steps, (epsilon, delta))) for epsilon in knots]
-            between = np.exp(np.interp(np.log(asked), np.log(knots), logs))
-            known |= {(epsilon, delta): float(sigma) for epsilon, sigma in zip(asked, between, strict=True)}
+        n = self.network
+        known = {budget: self.sigma(steps, budget) for budget in set(n.budgets)}
         J = round(n.mean_samples)
         return [known[budget] * J / own for budget, own in zip(n.budgets, n.samples, strict=True)]

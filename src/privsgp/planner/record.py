@@ -18,8 +18,8 @@ from privsgp.files import finite, in_units
 from privsgp.models import per_sample
 from privsgp.planner.choose import LENGTHS
 from privsgp.planner.stand_in import NONE
-from privsgp.planner.theorems import careless_delta
 from privsgp.runs import worth
+from privsgp.runs.problem import careless_delta
 from privsgp.runs.views import span
 from privsgp.transport.rounding import width
 
@@ -195,7 +195,7 @@ class Plan:
         """Return what to know before the plan is carried out."""
         n, last = self.network, LENGTHS[-1]
         return [
-            *careless_delta(n.samples, n.budgets, n.named),
+            *careless_delta(n.samples, [delta for _, delta in n.budgets], n.named),
             *(heavy_nodes(self.sigmas, n.budgets, n.named) if n.weights is None else []),
             *no_better(self._with_signal),
             *self._few_rows(),

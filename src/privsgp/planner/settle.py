@@ -106,7 +106,7 @@ def network_of(config: Config, problem: Problem) -> Network:
     budgets = list(zip(protection.per_node(p.epsilon, n), protection.per_node(p.delta, n), strict=True))
     sharing = Sharing(n, config.honest) if config.pairwise else None
     return Network(
-        samples, budgets, p.relation, p.spare, p.accountant, p.c2, config.algorithm.weights, sharing, config.pair_ratio,
+        samples, budgets, p.relation, p.spare, p.accountant, config.algorithm.weights, sharing, config.pair_ratio,
         config.data.sites or (), config.data.rows_per_person, p.sites_per_person,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 
 Budget = tuple[float, float]  # (ε_i, δ_i)
@@ -51,11 +51,3 @@ def best_steps(
 ) -> float:
     """Corollary 1: K = (13F⁰ + 6L‖x⁰‖² + 18Lb²) J² n / (216 L d c₂² G² Σ ln(1/δ_i)/ε_i²)."""
     return constants.start * len(budgets) / (216 * constants.smoothness * d * (c2 * G) ** 2 * hardness(budgets, J))
-
-
-def careless_delta(
-    samples: Sequence[int], budgets: Sequence[Budget], named: Callable[[int], str] = "node {}".format
-) -> list[str]:
-    """δ_i ≥ 1/J_i would allow to publish a sample outright."""
-    bad = [i for i, ((_, delta), j) in enumerate(zip(budgets, samples, strict=True)) if delta * j >= 1]
-    return [f"δ of {named(bad[0])} is not below 1/J = {1 / samples[bad[0]]:.2g}: it should be, by far"] if bad else []

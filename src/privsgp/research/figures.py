@@ -182,7 +182,7 @@ FIGURES: dict[str, Figure] = {
 # MNIST. Batch: 4 % of J, where the paper draws one sample and its noise is worth ε = 1997 (docs/paper.md). Clip: at
 # G = 1 its formula asks for σ² = 0.0057 at K*, the size of the 0.01 it fixes elsewhere. Width 64: not stated. Step
 # size: Theorem 1's as it stands. Steps of `speedup` and `variance-reduction`: not stated; about K*. K* = 575ε²: the
-# best of its K at ε = 1, and K* grows as ε². c₂ = 0.3724 (the default of privacy.c2) is not stated: with it the closed
+# best of its K at ε = 1, and K* grows as ε². c₂ = 0.3724 (`calibration.C2`) is not stated: with it the closed
 # form gives the paper's own K* = 3120 on CIFAR-10.
 _MNIST = Setting(
     data="mnist", samples=None, nodes=50, model={"name": "mlp", "hidden": 64}, clip=1.0, batch=48, epsilon=1.0,

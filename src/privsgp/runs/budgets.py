@@ -160,7 +160,7 @@ def calibrate_nodes(
 
         def calibrated(i: int) -> float:
             if p.nominal:  # for K steps: the spare releases are not part of it
-                terms = config.algorithm.steps, budgets[i], deltas[i], p.c2, config.algorithm.name
+                terms = config.algorithm.steps, budgets[i], deltas[i], calibration.C2, config.algorithm.name
                 found = calibration.published(mechanisms[i], *terms)
             else:
                 found = search(mechanisms[i], max(1, allowance[i]), budgets[i], deltas[i], p.relation)

@@ -39,7 +39,7 @@ from privsgp.data.partitions import PARTITIONS
 from privsgp.data.partitions import check as check_partition
 from privsgp.data.persons import PersonOptions
 from privsgp.data.published import BUILT_IN
-from privsgp.data.schema_text import written
+from privsgp.data.schema_text import toml_value, written
 from privsgp.data.tables import is_table
 from privsgp.data.text import TextOptions
 from privsgp.engine.averaging import FinalModel
@@ -86,9 +86,7 @@ class Data(PersonOptions, Options):
     nodes: Count = option(16, "n: how many nodes")
     partition: str = option("even", "how a data set is divided among the nodes")
     sizes: list[int] | None = option(None, "J_i: how many samples each node gets; left out: all of them, evenly")
-    path: str | None = option(
-        None, 'each node its own file, "site-{node}.csv" or "{site}.csv": .csv, .parquet, .feather or .npz'
-    )
+    path: str | None = option(None, 'each node its own file, "site-{node}.csv" or "{site}.csv": .csv, .parquet or .npz')
     classes: Count | None = option(
         None, "how many classes labels in files of one's own have; left out: the file says it, or public test labels"
     )
@@ -105,7 +103,7 @@ class Data(PersonOptions, Options):
         None, "tables: the public schema.toml that all sites share"
     )
     sites: list[_SiteName] | None = option(None, "names of the nodes, in their order")
-    test_path: str | None = option(None, "public test data: .csv, .parquet, .feather or .npz")
+    test_path: str | None = option(None, "public test data: .csv, .parquet or .npz")
 
     @property
     def published(self) -> bool:
@@ -197,7 +195,6 @@ class Privacy(_Planned):
     clip: Positive = option(1.0, "G: the largest norm of one sample's gradient; or \"auto\": the planner's choice")
     accountant: Accountant = option("certified", "who turns ε into σ; ε is always certified")
     relation: Literal["zero-out", "replace-one"] = option("zero-out", "which data sets count as neighbours")
-    c2: Positive = option(0.3724, "c₂ of the published formula")
     spare: Annotated[float, Field(ge=0, le=1)] = option(0.02, "share of K that may be made again after crashes")
     sites_per_person: Count = option(1, "s: at how many sites a person may have rows; noise is calibrated for that")
     noise: Annotated[str, _one_of(NOISES)] = option(
@@ -423,7 +420,7 @@ class Config(Options):
             unread = is_table(getattr(d, key) or "") and d.text is None and not d.schema
             yield unread, f"data.{key} data.schema", "name the public schema.toml that all sites share"
         other = d.schema and d.path and not is_table(d.path)
-        yield other, "data.path", "a schema is of .csv, .parquet or .feather"
+        yield other, "data.path", "a schema is of .csv or .parquet"
         unlike = d.schema is not None and (d.schema.times is not None) != (self.model.loss == "survival")
         yield unlike, "model.loss", "take 'survival' for a target of type 'survival', and for no other"
         yield d.schema and d.classes, "data.classes", "leave it out: data.schema lists them"
@@ -597,31 +594,17 @@ class Config(Options):
 
     def shared(self) -> dict[str, Any]:
         """Return what every site must agree on: no names, paths, devices or file layouts."""
-        values = self.model_dump(
+        kept = {"share", "key"} if self.sum.kind is None else set(EvaluationSection.model_fields)
+        return self.model_dump(
             mode="json",
             exclude={
                 "name": True,
                 "plan": True,
-                "study": True,
-                "evaluation": True,
-                "sum": True,
+                "evaluation": set(EvaluationSection.model_fields) - kept,
                 "data": {"path", "test", "test_path"},
+                "engine": set(Engine.model_fields) - {"dtype"},
             },
         )
-        if self.data.person is None:  # hashes of agreements that know no persons stay the same
-            values["data"] = {key: value for key, value in values["data"].items() if key not in _OF_PERSONS}
-            del values["privacy"]["sites_per_person"]
-        if self.algorithm.local_steps == 1:  # nor that of agreements from before there were others
-            del values["algorithm"]["local_steps"]
-        if self.transport.bits == 32:
-            del values["transport"]
-        if self.study != StudySection():
-            values["study"] = self.study.model_dump(mode="json")
-        if self.evaluation.share is not None:  # which records are trained on
-            values["evaluation"] = {"share": self.evaluation.share, "key": self.evaluation.key}
-        if self.sum.kind is not None:
-            values |= {"evaluation": self.evaluation.model_dump(mode="json"), "sum": self.sum.model_dump(mode="json")}
-        return values | {"engine": {"dtype": self.engine.dtype}}
 
     def with_algorithm(self, **values: Any) -> Config:  # noqa: ANN401 - keys of the section
         """Return the same configuration with other values in [algorithm], checked anew; nothing is "auto" any more."""
@@ -666,12 +649,12 @@ class Config(Options):
         values = self.model_dump(mode="json", exclude_none=True)
         schema = "" if self.data.schema is None else "\n" + written(self.data.schema, "data.schema.")
         values["data"].pop("schema", None)
-        top = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, dict)]
+        top = [f"{key} = {toml_value(value)}" for key, value in values.items() if not isinstance(value, dict)]
         for section, keys in values.items():
             if isinstance(keys, dict):
                 own = SECTIONS[section].base.model_fields if section in SECTIONS else keys
                 ordered = sorted(keys.items(), key=lambda item: item[0] not in own)  # a component's keys come last
-                top += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in ordered)]
+                top += ["", f"[{section}]", *(f"{key} = {toml_value(value)}" for key, value in ordered)]
         return "\n".join(top) + "\n" + schema
 
 
@@ -802,11 +785,3 @@ _FORMER = (
     ("algorithm", "average", ("exponential",)),
     ("features", "name", ("random-conv", "efficientnet-lite0", "efficientnet-lite1", "efficientnet-lite2")),
 )
-
-
-def _toml(value: Any) -> str:  # noqa: ANN401 - any TOML value
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(v)}" for key, v in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml(v) for v in value) + "]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML does not take as it is

@@ -9,11 +9,15 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from privsgp.data import draft, tables
+from privsgp.data import schema as schemas
 from privsgp.data.loading import same_file, site_paths
 from privsgp.data.persons import NAMES
 from privsgp.data.same_records import same_rows
-from privsgp.data.schema_text import written
+from privsgp.data.schema import Ignored
+from privsgp.data.schema_text import toml_value, written
 from privsgp.errors import Refused
 from privsgp.files import write
 from privsgp.runs import config as configs
@@ -22,43 +26,11 @@ from privsgp.runs import description
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_TEXT = """# A run of {count} sites. `privsgp options` lists every key, `privsgp plan run.toml` says what to expect,
-# `privsgp train run.toml` trains with all files on this machine, and docs/sites.md between organisations.
-name = {name}
-# seed = 0                  # makes a simulation that anyone can repeat, and that is not private
-
-[data]                      # paths are relative to this file
-schema = "schema.toml"      # public, and the same at every site
-sites = {sites}
-{records}
-{person}{test}
-
-[model]
-name = "logistic"           # logistic | mlp …; a number: name = "linear", loss = "mse"; survival: "hazard", "survival"
-loss = {loss}
-
-[graph]
-name = "exponential"
-
-[privacy]                   # one value, or a list with one per site, in the order of data.sites
-epsilon = {epsilon}
-delta = 1e-5                # far below 1 / records of a site
-clip = "auto"               # the planner chooses it, like the values below; `privsgp plan run.toml --write` writes all
-
-[algorithm]
-name = "privsgp-sag"
-batch = "auto"
-steps = "auto"              # the planner chooses, on made-up data
-step_size = "auto"
-average = "tail"            # the model is the mean over the last half of the steps, which has less noise
-weights = "samples"         # a site counts as much as it has records; or "equal", or "noise": by what it may spend too
-
-[study]                     # all sites sign these answers, and `privsgp dossier` repeats them
-# purpose = ""              # what the model is for
-# contact = ""              # who answers questions about the study
-# tuned_on = ""             # the data on which settings were chosen
-# schema_from = ""          # where the schema's ranges and categories come from
-"""
+_TEXTS = Environment(  # TOML: `toml` writes every word of the user's
+    loader=PackageLoader("privsgp", "runs"), autoescape=False, undefined=StrictUndefined, trim_blocks=True,  # noqa: S701
+    lstrip_blocks=True, keep_trailing_newline=True,
+)  # fmt: skip
+_TEXTS.filters["toml"] = toml_value
 _HEAD = """# schema.toml: what the columns of a table are. It is public, and the same at every site.
 # Ranges and lists are those of the schema that was described. Centres, scales, class shares and time bins come from
 # {cost}.
@@ -92,11 +64,8 @@ def write_first(
     write(files[1], schema)
     try:
         test_path = None if test is None else os.path.relpath(test, folder)
-        text = _run(files[1], table, sites, _records(path, sizes), epsilon, test_path)
-        if cost:
-            line = f"schema_from = {json.dumps(cost, ensure_ascii=False)}"
-            text = re.sub("# schema_from = .*", lambda _old: line, text)
-        write(files[0], text)
+        asked = {"sites": list(sites), "path": path, "sizes": list(sizes), "test": test_path, "cost": cost}
+        write(files[0], _run(files[1], table, epsilon, asked))
         configs.read(files[0])
     except Refused:
         for file in files:
@@ -121,40 +90,17 @@ def _public(public: Path, target: str, folder: Path, sites: Sequence[str], path:
     return table
 
 
-def _records(path: str, sizes: Sequence[int]) -> str:
-    """Return the lines that say where records are, or how many each site of a study has."""
-    if sizes:
-        return f"sizes = {list(sizes)}  # records of each site, in the order of data.sites: public"
-    line = "# sizes = [400, 300]        # records of each site, in the order of data.sites: then `plan` reads no table"
-    return f"path = {json.dumps(path, ensure_ascii=False)}\n{line}"
-
-
-def _run(
-    schema: Path, table: Any, sites: Sequence[str], records: str, epsilon: Sequence[float], test: str | None,  # noqa: ANN401 - Arrow's
-) -> str:  # fmt: skip
-    from privsgp.data.schema import Ignored, read
-
-    made = read(schema)
-    regression, names = (
-        made.classes is None and made.times is None,
-        [name for name, _ in tables.repeating(table, made) if name in made.columns] if table is not None else [],
-    )
-    names += [name for name, one in made.columns.items() if isinstance(one, Ignored) and NAMES.search(name)]
-    name = json.dumps((names or [""])[0], ensure_ascii=False)
-    lines = f"# person = {name}  # whose row it is: ε is then for a person\n# rows_per_person = 4\n"
-    network = '"hazard"  ' if made.times is not None else '"linear"  ' if regression else '"logistic"'
-    text = _TEXT.replace('"logistic"', network, 1)
-    said = '# test_path = "test.csv"    # public test data: anybody may see metrics on them'
-    return text.format(
-        count=len(sites),
-        name=json.dumps(schema.resolve().parent.name if schema.resolve().parent.name.isidentifier() else "run"),
-        sites=json.dumps(list(sites), ensure_ascii=False),
-        records=records,
-        person=lines if names else "",
-        test=said if test is None else f"test_path = {json.dumps(test, ensure_ascii=False)}",
-        loss=json.dumps("mse" if regression else "cross-entropy" if made.times is None else "survival"),
-        epsilon=epsilon[0] if len(epsilon) == 1 else list(epsilon),
-    )
+def _run(file: Path, table: Any, epsilon: Sequence[float], asked: Mapping[str, Any]) -> str:  # noqa: ANN401 - Arrow's
+    schema, folder = schemas.read(file), file.resolve().parent.name
+    repeating = [] if table is None else tables.repeating(table, schema)
+    naming = [name for name, _ in repeating if name in schema.columns]
+    naming += [name for name, one in schema.columns.items() if isinstance(one, Ignored) and NAMES.search(name)]
+    network, loss = ("linear", "mse") if schema.classes is None else ("logistic", "cross-entropy")
+    network, loss = (network, loss) if schema.times is None else ("hazard", "survival")
+    return _TEXTS.get_template("first.toml").render(
+        asked, name=folder if folder.isidentifier() else "run", person=naming[0] if naming else None, network=network,
+        loss=loss, epsilon=epsilon[0] if len(epsilon) == 1 else list(epsilon),
+    )  # fmt: skip
 
 
 def write_values(path: Path, values: Mapping[str, Any]) -> None:

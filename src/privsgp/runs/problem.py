@@ -353,12 +353,8 @@ def notes(config: Config, problem: Problem, world: World) -> list[str]:
         return said
     name, algorithm = config.algorithm.name, ALGORITHMS[config.algorithm.name]
     samples = [sum(problem.samples)] if algorithm.pooled else problem.samples
-    deltas = per_node(config.privacy.delta, len(samples))
-    large = [i for i, J in enumerate(samples) if config.private and deltas[i] * J >= 1]
-    if large:
-        which = f"{config.site(large[0])} ({samples[large[0]]} samples; {len(large)} such nodes)"
-        allows = "publishing a whole record with that probability would be allowed"
-        said.append(f"privacy.delta = {deltas[large[0]]} is not below 1/J of {which}: {allows}")
+    if config.private:
+        said += careless_delta(samples, per_node(config.privacy.delta, len(samples)), config.site)
     if config.seed is not None:
         said.append("the config has a seed: this is a simulation, not private")
     if config.privacy.noise != "independent":
@@ -370,6 +366,16 @@ def notes(config: Config, problem: Problem, world: World) -> list[str]:
     return said
 
 
+def careless_delta(samples: Sequence[int], deltas: Sequence[float], named: Callable[[int], str]) -> list[str]:
+    """Warn of δ_i ≥ 1/J_i, which would allow a node to publish a record."""
+    large = [i for i, (J, delta) in enumerate(zip(samples, deltas, strict=True)) if delta * J >= 1]
+    if not large:
+        return []
+    which = f"{named(large[0])} ({samples[large[0]]} samples; {len(large)} such nodes)"
+    allows = "publishing a whole record with that probability would be allowed"
+    return [f"privacy.delta = {deltas[large[0]]} is not below 1/J of {which}: {allows}"]
+
+
 def _trust_note(config: Config) -> str:
     """Say what shared noise asks one to trust; where it cannot be, that it is not."""
     n, h = config.data.nodes, config.honest
@@ -378,12 +384,6 @@ def _trust_note(config: Config) -> str:
     said = f"privacy.noise = {config.privacy.noise!r}: ε holds as long as {h} of {n} sites are honest"
     outside = f", and only against those outside: another site by itself learns what summary.json says for {n - 1}"
     return f"{said}{outside if h == n else ''}. summary.json says what ε is if fewer are honest"
-
-
-def unsaid(config: Config) -> list[str]:
-    """Say what was left out of a configuration that matters most; to be asked before anything is put in its place."""
-    given = "nodes" in config.data.model_fields_set
-    return [] if given else [f"data.nodes is not given: there are {config.data.nodes} nodes"]
 
 
 def test_notes(config: Config, problem: Problem) -> list[str]:

@@ -97,6 +97,7 @@ def _unknown(
 # Keys that are gone: what to do, and the value that each had without an effect, which older run folders hold.
 GONE: dict[str, tuple[str, Any]] = {
     "privacy.clip_what": ("leave it out: each record's gradient is clipped, always", None),
+    "privacy.c2": ("leave it out: it is 0.3724, which gives the paper's own K*", 0.3724),
     "privacy.noise_schedule": ("leave it out: all steps have the same noise", "constant"),
     "privacy.noise_curvature": ("leave it out: all steps have the same noise", 0.0),
     "privacy.pair_degree": ("leave it out: all pairs of nodes share noise", None),

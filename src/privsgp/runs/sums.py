@@ -60,7 +60,7 @@ def study(config: Config, sizes: Sequence[int], norm: float, epsilon: float, del
     values = config.model_dump()
     values["algorithm"] = {"name": "privsgp", "batch": sum(sizes) / len(sizes), "steps": 1, "step_size": 1.0}
     values["algorithm"] |= {"weights": "samples"}
-    kept = {key: value for key, value in values["privacy"].items() if key not in ("accountant", "c2")}
+    kept = {key: value for key, value in values["privacy"].items() if key != "accountant"}
     kept |= {"epsilon": epsilon, "delta": delta, "sigma": None, "clip": norm, "spare": 0.0}
     values["privacy"] = kept | {"noise": "pairwise" if config.pairwise else "independent"}
     if not config.pairwise:

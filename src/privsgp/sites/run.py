@@ -259,9 +259,9 @@ def bring(
     """
     d, task = config.data, models.task(config.model.loss)
     if not is_file(file.name) and not d.form.fits(file):
-        raise Refused(f"--data {file}", "name an .npz, .csv, .parquet or .feather file")
+        raise Refused(f"--data {file}", "name an .npz, .csv or .parquet file")
     if d.schema is not None and not is_table(file.name):
-        raise Refused(f"--data {file}, and the study has a schema", "bring a .csv, .parquet or .feather file")
+        raise Refused(f"--data {file}, and the study has a schema", "bring a .csv or .parquet file")
     brought = read_file(file, task, d.form, own=True)
     for line in brought.told:
         tell(line)

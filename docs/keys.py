@@ -1,4 +1,4 @@
-"""The keys of run.toml, from the fields of sections and of components."""
+"""The tables of keys on reference pages, from the fields of sections and of components."""
 
 from __future__ import annotations
 
