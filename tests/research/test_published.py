@@ -65,12 +65,3 @@ def test_dp2_sgd_composes_the_classical_gaussian_mechanism():
     assert accountant.epsilon(mechanism.with_sigma(found), 4, 1e-5, "replace-one").epsilon < 2.0
     with pytest.raises(Refused, match="epsilon = 5"):
         published.sigma(mechanism, 4, 5.0, 1e-5, algorithm="dp2-sgd")
-
-
-def test_dp_sgd_s_moments_accountant():
-    """Abadi et al.: q = 0.01, σ = 4, δ = 1e-5 and 10,000 steps give ε ≈ 1.26 by moments."""
-    mechanism = SampledMean(sigma=4 / 600, clip=1.0, batch=600, samples=60_000)
-    found = published._moments(mechanism, 10_000, 1e-5)
-    assert found == pytest.approx(1.26, abs=0.01)
-    assert accountant.epsilon(mechanism, 10_000, 1e-5).epsilon < found
-    assert published.sigma(mechanism, 10_000, found, 1e-5, algorithm="dp-sgd") == pytest.approx(4 / 600, rel=1e-6)

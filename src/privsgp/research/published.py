@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from privsgp.accounting import accountant, renyi_bound
+from privsgp.accounting import accountant
 from privsgp.accounting.calibration import C2
-from privsgp.accounting.curve import bisect
 from privsgp.accounting.mechanisms import Mechanism, Saga, SampledMean
 from privsgp.accounting.shown import up
 from privsgp.errors import Refused
@@ -33,8 +32,6 @@ def sigma(
     if not 0 < epsilon < math.inf:
         raise Refused(f"epsilon = {epsilon}", "take a finite number above 0")
     _check(mechanism, steps, delta, c2, algorithm)
-    if algorithm == "dp-sgd":
-        return bisect(lambda s: _moments(mechanism.with_sigma(s), steps, delta) <= epsilon, 1e6 * mechanism.clip, 0.0)
     if algorithm == "dp2-sgd" and epsilon > steps:
         raise Refused(f"epsilon = {up(epsilon)} over {steps} steps", "basic composition takes at most 1 a step")
     return _PRODUCTS[algorithm](mechanism, steps, delta, c2) / epsilon
@@ -54,14 +51,6 @@ def _check(mechanism: Mechanism, steps: int, delta: float, c2: float, algorithm:
     accountant.check(steps, delta, "zero-out")
     if not 0 < c2 < math.inf:
         raise Refused(f"c2 = {c2}", "take a finite number above 0")
-
-
-def _moments(mechanism: Mechanism, steps: int, delta: float) -> float:
-    """DP-SGD's moments accountant: ε = min over λ of (K α(λ) + ln(1/δ)) / λ, α(λ) the larger of both log-moments."""
-    if not mechanism.sigma:
-        return math.inf
-    moments = renyi_bound.sampled(mechanism.rate, mechanism.clip / (mechanism.batch * mechanism.sigma), replace=False)
-    return float(((steps * moments + math.log(1 / delta)) / (renyi_bound.ORDERS - 1)).min())
 
 
 def _theorem_3(mechanism: Mechanism, steps: int, delta: float, c2: float) -> float:
@@ -88,4 +77,4 @@ _PRODUCTS: dict[str, Product] = {
     "soteriafl-svrg": lambda mechanism, steps, delta, _: _soteriafl(mechanism, steps, delta, 2, 1),
     "soteriafl-saga": lambda mechanism, steps, delta, _: _soteriafl(mechanism, steps, delta, 2, 1),
 }
-NAMES = ("dp-sgd", *_PRODUCTS)
+NAMES = tuple(_PRODUCTS)
