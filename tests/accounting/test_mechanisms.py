@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -10,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privsgp.accounting import accountant, lower_bound, renyi_bound
+from privsgp.accounting import accountant, calibration, lower_bound, renyi_bound
 from privsgp.accounting.mechanisms import (
     Anchored,
     Composed,
+    Continued,
     Gaussian,
+    PersonLevel,
     Release,
     Sag,
     Saga,
@@ -24,6 +27,7 @@ from privsgp.accounting.mechanisms import (
     Unprotected,
     described,
 )  # fmt: skip
+from privsgp.accounting.sampler_cost import Cost
 from privsgp.errors import Refused
 
 GOOD = {"sigma": 0.1, "clip": 1.0, "batch": 10, "samples": 100}
@@ -194,6 +198,70 @@ def test_saga_in_a_composition_is_counted_in_pairs_under_replace_one():
         steps = 1 if isinstance(tree, Composed) else 20
         found = accountant.profile(tree, steps, "replace-one")
         assert found.epsilon(1e-5) == accountant.profile(saga, 20, "replace-one").epsilon(1e-5)
+
+
+BEFORE = [Sag(**GOOD), SampledMean(**GOOD), Saga(**GOOD, difference_clip=0.5), Shared(Sag(**GOOD), 3, 4)]
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
+@pytest.mark.parametrize("base", BEFORE, ids=lambda m: type(m).__name__)
+def test_a_run_that_continues_another_costs_both_together(base, relation):
+    """With equal noise it is one longer run; for persons too, and before its first release."""
+    longer = Continued(base, ((base, 15),))
+    for wrapped in (lambda m: m, lambda m: PersonLevel(m, 3, 2)):
+        for count in (
+            lambda m, steps: accountant.epsilon(m, steps, 1e-5, relation).epsilon,
+            lambda m, steps: accountant.epsilon(m, steps, 1e-5, relation).rdp_epsilon,
+        ):
+            assert count(wrapped(longer), 25) == pytest.approx(count(wrapped(base), 40), rel=1e-6)
+            assert count(wrapped(longer), 0) == pytest.approx(count(wrapped(base), 15), rel=1e-6)
+        for steps in (0, 25):
+            assert lower_bound.epsilon(wrapped(longer), steps, 1e-5, relation) > 0
+
+
+def test_what_earlier_runs_have_spent_does_not_change_with_the_noise_of_this_one():
+    run = Continued(Sag(**GOOD), ((Sag(**GOOD), 15), (SampledMean(**GOOD), 3)))
+    spent = accountant.epsilon(run, 0, 1e-5).epsilon
+    quiet = accountant.epsilon(run.with_sigma(1e6), 20, 1e-5).epsilon
+    assert quiet == pytest.approx(spent, rel=1e-3)
+    assert accountant.epsilon(run, 20, 1e-5).epsilon > spent
+    assert described(json.loads(json.dumps(run.describe()))) == run
+    assert "15 releases of an earlier run" in run.assumptions()[-2]
+    found = calibration.sigma(run, 20, 2 * spent, 1e-5)
+    assert accountant.epsilon(run.with_sigma(found), 20, 1e-5).epsilon <= 2 * spent
+    assert accountant.epsilon(run.with_sigma(0.99 * found), 20, 1e-5).epsilon > 2 * spent
+    with pytest.raises(Refused, match="earlier runs on these records have spent"):
+        calibration.sigma(run, 20, spent, 1e-5)
+
+
+def test_the_sampler_of_earlier_noise_is_counted_too():
+    long, short = Sag(**GOOD, coordinates=10**6), Sag(**GOOD, coordinates=10)
+    whole, parts = Cost.of(Continued(short, ((long, 10),)), 5, 0.5), (Cost.of(long, 10, 0.5), Cost.of(short, 5, 0.5))
+    assert whole.tail == parts[0].tail + parts[1].tail
+    assert whole.variance == parts[0].variance + parts[1].variance
+    assert whole.widest == max(one.widest for one in parts)
+
+
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        7, "x", [7], [[{}, 1]],
+        [[Sag(**GOOD).describe(), 0]], [[Sag(**GOOD).describe()]], [[Sag(**GOOD).describe(), "1"]],
+        [[Continued(Sag(**GOOD), ((Sag(**GOOD), 1),)).describe(), 1]], [[PersonLevel(Sag(**GOOD), 2).describe(), 1]],
+        [[Sag(**GOOD).describe(), 1]] * 65,
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_an_earlier_run_that_cannot_be_is_refused(earlier):
+    with pytest.raises(Refused):
+        described(Sag(**GOOD).describe() | {"earlier": earlier})
+
+
+def test_only_persons_are_around_a_run_that_continues_another():
+    run = Continued(Sag(**GOOD), ((Sag(**GOOD), 1),))
+    for inside in (lambda m: Shared(m, 2, 3), lambda m: Summed(m, 2), lambda m: Continued(m, run.earlier)):
+        with pytest.raises(TypeError, match="around Continued"):
+            inside(run)
 
 
 def test_a_wrapper_that_the_accountant_does_not_know_is_refused():

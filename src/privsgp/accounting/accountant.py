@@ -22,6 +22,7 @@ from privsgp.accounting.mechanisms import (
     Accountant,
     Anchored,
     Composed,
+    Continued,
     Mechanism,
     PersonLevel,
     Relation,
@@ -225,7 +226,7 @@ def _unsampled(release: Release) -> float:
 def _run(mechanism: Mechanism, steps: int, relation: Relation) -> _Run | None:
     """Return what is counted, None where nothing is protected; refuse a mechanism that is not known."""
     bases = _bases(mechanism, steps)
-    if not steps:
+    if not any(n for _, n in bases):
         return _Run(())
     if any(n and base.sigma == 0 for base, n in bases):
         return None
@@ -246,6 +247,7 @@ def _bases(mechanism: Mechanism, steps: int) -> list[tuple[Mechanism, int]]:
         Shared,
         Summed,
         PersonLevel,
+        Continued,
         Composed,
         Anchored,
     ):  # a subclass may be another release
@@ -262,8 +264,8 @@ def _bases(mechanism: Mechanism, steps: int) -> list[tuple[Mechanism, int]]:
         case PersonLevel():  # sites with noise of their own compose; for others see `_together`
             apart = mechanism.sites if mechanism.apart else 1
             return [(base, apart * n) for base, n in _bases(mechanism.base, steps)]
-        case Composed():
-            return [pair for part, count in mechanism.parts for pair in _bases(part, steps * count)]
+        case Composed() | Continued():
+            return [pair for part, count in mechanism.phases(steps) for pair in _bases(part, count)]
         case Anchored():
             return _bases(mechanism.over(steps), 1)
         case _:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 C2 = 0.3724  # of the published formula: repeats the paper's ResNet-18 numbers
+_LEAST_MORE = 1.02  # a budget, beside what earlier runs have spent: less than that may be an error of the grid
 WITHIN = math.log(1.004)  # the σ returned exceeds the smallest one by at most this much
 
 Point = tuple[float, float]  # ln σ, and ln(certified ε / budget) there
@@ -51,6 +52,12 @@ def sigma(mechanism: Mechanism, steps: int, epsilon: float, delta: float, relati
     _check(mechanism, epsilon)
     if not accountant.check(steps, delta, relation):
         return 0.0
+    continues = len(mechanism.phases(0)) > 1
+    if continues and (before := accountant.epsilon(mechanism, 0, delta, relation).epsilon) >= epsilon / _LEAST_MORE:
+        raise Refused(
+            f"epsilon = {up(epsilon)}, of which earlier runs on these records have spent {up(before)}",
+            "take a larger budget for all of them together",
+        )
 
     ideal = mechanism.changed(coordinates=0)
 

@@ -16,6 +16,7 @@ from scipy import special
 from privsgp.accounting.mechanisms import (
     Anchored,
     Composed,
+    Continued,
     Gaussian,
     Mechanism,
     PersonLevel,
@@ -38,7 +39,7 @@ _PARTS = 16  # of a standard deviation of the number of draws, within which draw
 
 def epsilon(mechanism: Mechanism, steps: int, delta: float, relation: Relation, noise: float = 1.0) -> float:
     """Return an ε that any valid bound for `steps` releases at this δ reaches; all σ are multiplied by `noise`."""
-    if not steps:
+    if not steps and len(mechanism.phases(0)) == 1:
         return 0.0
     match mechanism:
         case Shared() | Summed() | PersonLevel():  # the sum of n messages has √n times the noise of one
@@ -46,14 +47,14 @@ def epsilon(mechanism: Mechanism, steps: int, delta: float, relation: Relation, 
             # Of a person at several sites that share noise, or whose sum is seen, this looks at one site alone.
             sites = mechanism.sites if isinstance(mechanism, PersonLevel) and mechanism.apart else 1
             return epsilon(mechanism.base, sites * steps, delta, relation, noise * summed)
+        case Composed() | Continued():  # one part alone
+            return max(epsilon(inner, n, delta, relation, noise) for inner, n in mechanism.phases(steps))
         case Wrapper():
             raise Refused(f"mechanism = {type(mechanism).__name__}", "no lower bound is known for it")
         case Anchored():  # a run in which nothing was made again
             anchors = mechanism.anchors(steps)
             kinds = Composed(((mechanism.anchor, anchors), (mechanism.difference, steps - anchors)))
             return epsilon(kinds, 1, delta, relation, noise)
-        case Composed():  # one part alone
-            return max(epsilon(inner, steps * n, delta, relation, noise) for inner, n in mechanism.parts)
     if mechanism.sigma == 0 or math.isinf(mechanism.clip):
         return math.inf
     base = mechanism.with_sigma(noise * mechanism.sigma)

@@ -6,8 +6,9 @@ agree. An accountant that does not know a mechanism refuses it.
 
 A base is one `Release`: `SampledMean`, `Saga`, `Gaussian`, `Sag`, `Unprotected`. `Anchored` is a run of two
 bases, and `Composed` any list of mechanisms. A wrapper changes one thing about its base: `Shared` whose noise it is,
-`Summed` which messages are seen, `PersonLevel` what a sample is. Every other question to a wrapper is answered by its
-base. A new noise or a new unit of privacy is a new wrapper here and a line in each of the accountant's dispatches.
+`Summed` which messages are seen, `Continued` what was released before, `PersonLevel` what a sample is. Every other
+question to a wrapper is answered by its base. A new noise or a new unit of privacy is a new wrapper here and a line in
+each of the accountant's dispatches.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_type_hints
 
-from pydantic import Field, ValidationError, create_model
+from pydantic import Field, InstanceOf, ValidationError, create_model
 
 from privsgp.errors import Refused
 from privsgp.options import NotNegative, Options, Positive, Share
@@ -30,6 +31,7 @@ Accountant = Literal["certified", "published"]
 ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
 From0 = Annotated[int, Field(ge=0, le=2**53)]  # beyond, floats no longer count one by one
 From1 = Annotated[int, Field(ge=1, le=2**53)]
+_MOST_EARLIER = 64  # runs that another one continues
 
 
 def nominal(kind: str) -> bool:
@@ -100,6 +102,10 @@ class Mechanism:
     def redo_limit(self) -> int | None:
         """How many of the counted releases may be steps made again after a crash; None: any, for all cost alike."""
         return None
+
+    def phases(self, steps: int) -> list[tuple[Mechanism, int]]:
+        """Return what composes when a run makes `steps` releases: itself, and what earlier runs have released."""
+        return [(self, steps)]
 
     def is_anchor(self, step: int) -> bool:
         """Tell whether the release of this step is an anchor."""
@@ -349,8 +355,12 @@ class Composed(Mechanism):
     parts: tuple[tuple[Mechanism, int], ...]
 
     def __post_init__(self) -> None:
-        if any(isinstance(inner, PersonLevel) for inner, _ in self.parts):
-            raise TypeError("PersonLevel is the outermost wrapper: wrap the whole list")
+        if any(isinstance(inner, PersonLevel | Continued) for inner, _ in self.parts):
+            raise TypeError("Continued and PersonLevel are the outermost wrappers: wrap the whole list")
+
+    def phases(self, steps: int) -> list[tuple[Mechanism, int]]:
+        """Return the list."""
+        return [(inner, steps * count) for inner, count in self.parts]
 
     def changed(self, **values: Any) -> Self:  # noqa: ANN401
         """Return the same list with other values in every part."""
@@ -368,6 +378,8 @@ class Wrapper(Mechanism):
     def __post_init__(self) -> None:
         if isinstance(self.base, PersonLevel):
             raise TypeError("PersonLevel is the outermost wrapper")
+        if isinstance(self.base, Continued) and not isinstance(self, PersonLevel):
+            raise TypeError("only PersonLevel is around Continued")
         _check(self)
 
     @classmethod
@@ -450,6 +462,52 @@ class Summed(Wrapper):
 
 
 @dataclass(frozen=True)
+class Continued(Wrapper):
+    """A run that continues others on the same records: `earlier` are their mechanisms, each with its releases.
+
+    ε of the run is that of the whole: it composes with all that the earlier runs have released.
+    """
+
+    keys: ClassVar[dict[str, str]] = {"earlier": "earlier"}
+
+    earlier: tuple[tuple[InstanceOf[Mechanism], From1], ...]
+
+    @classmethod
+    def read(cls, base: Mechanism, own: dict[str, Any]) -> Mechanism:
+        """Return the run with what it continues, as `describe` wrote it; the base itself if that is nothing."""
+        found = own.get("earlier", [])
+        try:
+            earlier = tuple((described(values), count) for values, count in found)
+            if len(earlier) > _MOST_EARLIER or any(
+                "earlier" in values or "person_rows" in values for values, _ in found
+            ):
+                raise ValueError("too many, or one that continues others")  # noqa: TRY301
+        except (AttributeError, TypeError, ValueError) as error:
+            what = f"earlier = {found!r:.80}: {error!s:.80}"
+            raise Refused(what, "it is a list of mechanisms of one run each, with their releases") from None
+        return cls(base, earlier) if earlier else base
+
+    def describe(self) -> dict[str, Any]:
+        """Return the base's values and those of the earlier runs."""
+        return self.base.describe() | {"earlier": [[one.describe(), count] for one, count in self.earlier]}
+
+    def phases(self, steps: int) -> list[tuple[Mechanism, int]]:
+        """Return the releases of this run, and those of the earlier ones."""
+        return [(self.base, steps), *self.earlier]
+
+    def assumptions(self) -> list[str]:
+        """Say what was released before."""
+        words = (f"{count} releases of an earlier run count as well: {_noise_of(one)}" for one, count in self.earlier)
+        return [*self.base.assumptions(), *words]
+
+
+def _noise_of(earlier: Mechanism) -> str:
+    """Return in words how much noise an earlier run had."""
+    noise = f"noise of standard deviation {earlier.sigma:.10g}"
+    return noise if earlier.shared is None else f"{noise}, if {earlier.shared.honest} of its nodes were honest"
+
+
+@dataclass(frozen=True)
 class PersonLevel(Wrapper):
     """A sample is a person with up to `rows` rows, whose mean gradient is clipped once. It is the outermost wrapper.
 
@@ -494,6 +552,10 @@ class PersonLevel(Wrapper):
         """
         return math.sqrt(self.sites + self.sites * (self.sites - 1) * self.correlation)
 
+    def phases(self, steps: int) -> list[tuple[Mechanism, int]]:
+        """Return what composes, each for persons."""
+        return [(dataclasses.replace(self, base=one), count) for one, count in self.base.phases(steps)]
+
     def at_sites(self, sites: int) -> PersonLevel:
         """Return the same for a person at so many sites."""
         return dataclasses.replace(self, sites=sites)
@@ -505,7 +567,7 @@ class PersonLevel(Wrapper):
         return [*self.base.assumptions(), rows, *([many] if self.sites > 1 else [])]
 
 
-_WRAPPERS: tuple[type[Wrapper], ...] = (Summed, Shared, PersonLevel)
+_WRAPPERS: tuple[type[Wrapper], ...] = (Summed, Shared, Continued, PersonLevel)
 _KINDS = {kind.__name__: kind for kind in (Unprotected, SampledMean, Saga, Gaussian, Sag, Anchored)}
 
 

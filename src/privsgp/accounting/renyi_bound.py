@@ -74,6 +74,8 @@ class Renyi:
 
 def in_pairs(mechanism: Mechanism, relation: Relation) -> bool:
     """Whether replace-one is two zero-outs in a row: for SAGA under secret coins, where nothing else is proved."""
+    if len(phases := mechanism.phases(1)) > 1:
+        return any(in_pairs(one, relation) for one, _ in phases)
     if isinstance(mechanism, Composed):
         return any(in_pairs(part, relation) for part, _ in mechanism.parts)
     if isinstance(mechanism, Wrapper):
@@ -92,8 +94,9 @@ def in_a_row(mechanism: Mechanism, relation: Relation) -> int:
     pairs = 2 if in_pairs(mechanism, relation) else 1
     if not isinstance(mechanism, PersonLevel) or mechanism.apart:
         return pairs
-    proved = relation == "zero-out" and mechanism.weighted is None and mechanism.sites <= 3
-    return pairs if proved or not _by_coins(mechanism.base) else pairs * mechanism.sites
+    bases = [one for one, _ in mechanism.base.phases(1)]
+    proved = relation == "zero-out" and mechanism.sites <= 3 and all(one.weighted is None for one in bases)
+    return pairs if proved or not any(map(_by_coins, bases)) else pairs * mechanism.sites
 
 
 def _by_coins(mechanism: Mechanism) -> bool:
@@ -112,7 +115,8 @@ def renyi(mechanism: Mechanism, steps: int, relation: Relation) -> Renyi:
     sides = 2 if relation == "replace-one" and not in_pairs(mechanism, relation) else 1
     person = mechanism.person
     several = person is not None and not person.apart and in_a_row(mechanism, relation) < person.sites
-    return Renyi(_all(mechanism, steps, sides, person=person if several else None))
+    person = person if several else None
+    return Renyi(_added([_all(one, count, sides, person=person) for one, count in mechanism.phases(steps)]))
 
 
 def _all(

@@ -47,6 +47,12 @@ class Cost:
     @classmethod
     def of(cls, mechanism: Mechanism, steps: int, shift: float) -> Cost:
         """Return what so many releases cost whose means differ by at most `shift` σ between neighbours."""
+        if len(phases := mechanism.phases(steps)) > 1:  # log-ratios of all messages are one martingale
+            costs = [cls.of(one, count, shift) for one, count in phases]
+            tail, variance, variation = (
+                math.fsum(getattr(cost, name) for cost in costs) for name in ("tail", "variance", "variation")
+            )
+            return cls(tail, variance, max(cost.widest for cost in costs), variation)
         d, nodes = mechanism.coordinates, mechanism.seen_together  # a sum's guarantee rests on all its nodes' noise
         if not d or not steps:
             return cls(0.0, 0.0, 0.0)
