@@ -111,7 +111,7 @@ class Planner:
 
     def spec(self, noise: NoiseNeeded, steps: int) -> RehearsalSpec:
         """Return what is rehearsed of a run of so many steps."""
-        n, method = self.network, noise.settled(steps)
+        n, method = self.network, noise.scaled_method(steps)
         kappa = noise.in_average(steps) / math.sqrt(n.nodes * steps)
         return RehearsalSpec(method.algorithm, method.settings, kappa, steps * noise.batch / n.mean_samples)
 

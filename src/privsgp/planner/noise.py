@@ -167,13 +167,13 @@ class NoiseNeeded:
             return self.method.settings.difference_scale
         return calibration.largest(bare, n.releases(steps), *max(n.budgets), n.relation, n.remaining)
 
-    def settled(self, steps: int) -> Method:
+    def scaled_method(self, steps: int) -> Method:
         """Return the method with a number for θ."""
         return self.method.changed(difference_scale=self.scale(steps)) if self.method.scaled else self.method
 
     def sigma(self, steps: int, budget: Budget) -> float:
         """Return σ of a node with J̄ samples and this budget."""
-        n, mechanism = self.network, self.settled(steps).mechanism(self.batch, round(self.network.mean_samples))
+        n, mechanism = self.network, self.scaled_method(steps).mechanism(self.batch, round(self.network.mean_samples))
         if n.nominal:
             return float(plugins.formula(n.accountant).sigma(mechanism, steps, *budget))
         return calibration.rough_sigma(n.counted(mechanism), n.releases(steps), *budget, n.relation)
