@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pages
 import torch
+from tools.bench import Bench
+from tools.provenance import provenance
 
 from privsgp import data
 from privsgp.accounting.shown import up
 from privsgp.features.encode import encode
 from privsgp.features.encoder import SyntheticEncoder
 from privsgp.files import write_json
-from privsgp.research.bench import Bench
-from privsgp.research.provenance import provenance
 from privsgp.runs import config as configs
 
 if TYPE_CHECKING:

@@ -55,7 +55,9 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from privsgp.runs import config as configs
-from privsgp.research.bench import Bench
+
+sys.path.insert(0, EXPERIMENTS)
+from tools.bench import Bench
 
 if __name__ == "__main__":
     changes = ["data.nodes=2", "algorithm.name=privsgp", "algorithm.steps=3", "privacy.epsilon=", "privacy.sigma=0.1"]
@@ -68,7 +70,11 @@ if __name__ == "__main__":
 def asked(tmp_path):
     """The command of a small plan: one that is over at once, and one of four runs."""
     runs, plan = tmp_path / "runs.py", tmp_path / "plan.toml"
-    runs.write_text(SCRIPT.replace("DIGITS", repr(str(ROOT / "examples" / "digits.toml"))))
+    places = {"DIGITS": ROOT / "examples" / "digits.toml", "EXPERIMENTS": ROOT / "experiments"}
+    text = SCRIPT
+    for name, path in places.items():
+        text = text.replace(name, repr(str(path)))
+    runs.write_text(text)
     plan.write_text(PLAN.format(log=tmp_path / "log", script=runs))
     return [sys.executable, ROOT / "experiments" / "results.py", "--plan", plan, "--out", tmp_path / "out"]
 
