@@ -47,7 +47,7 @@ class Cost:
     @classmethod
     def of(cls, mechanism: Mechanism, steps: int, shift: float) -> Cost:
         """Return what so many releases cost whose means differ by at most `shift` σ between neighbours."""
-        d, nodes = mechanism.coordinates, mechanism.seen_together  # a sum's guarantee rests on all its nodes' noise
+        d, nodes = mechanism.coordinates, mechanism.summed_nodes  # a sum's guarantee rests on all its nodes' noise
         if not d or not steps:
             return cls(0.0, 0.0, 0.0)
         if mechanism.shared is not None:

@@ -88,7 +88,7 @@ class Network:
         )
 
     @cached_property
-    def left(self) -> float:
+    def remaining(self) -> float:
         """The share of the average's noise that sharing leaves: 1 where noise is not shared."""
         shared = self.covariance(self.noises)
         return 1.0 if shared is None else shared.average_sigma / self.independent
@@ -165,7 +165,7 @@ class NoiseNeeded:
         n, bare = self.network, self.method.mechanism(self.batch, round(self.network.mean_samples)).weighted
         if bare is None or not self.method.scaled:
             return self.method.settings.difference_scale
-        return calibration.largest(bare, n.releases(steps), *max(n.budgets), n.relation, n.left)
+        return calibration.largest(bare, n.releases(steps), *max(n.budgets), n.relation, n.remaining)
 
     def settled(self, steps: int) -> Method:
         """Return the method with a number for θ."""
@@ -184,7 +184,7 @@ class NoiseNeeded:
 
     def in_average(self, steps: int) -> float:
         """Return √n times the noise in the average: what `common` would be if noise were independent."""
-        return self.network.left * self.common(steps)
+        return self.network.remaining * self.common(steps)
 
     def each(self, steps: int) -> list[float]:
         """Return σ_i of every node; σJ/G depends on nothing but the rate and the budget."""

@@ -181,7 +181,7 @@ class Plan:
         mechanism = n.sharing.counted(made, alike)
         told = n.sharing.summary(alike, mechanism, n.releases(c.steps), n.delta, n.relation, n.counted)
         mean = {"average_sigma": covariance.average_sigma, "message_sigma": covariance.message_sigma}
-        return told | mean | {"independent_noise_in_average": self.deviation(c) / n.left}
+        return told | mean | {"independent_noise_in_average": self.deviation(c) / n.remaining}
 
     @cached_property
     def by_sites(self) -> list[tuple[int, float]]:
