@@ -328,9 +328,7 @@ def site_lines(s: Mapping[str, Any]) -> list[str]:
     if held is not None and abs(held - n) > _ROUNDING * n:
         gone = f" {', '.join(absent)} left with the rest." if held < n and absent else ""
         lines.append(f"The sites hold the weight {held:.3g} of {n}.{gone}")
-        lines.append(
-            f"Each step and its noise move the model {(n - len(absent)) / held:.3g} times as far as planned."
-        )
+        lines.append(f"Each step and its noise move the model {(n - len(absent)) / held:.3g} times as far as planned.")
     return lines
 
 
