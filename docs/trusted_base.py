@@ -190,7 +190,7 @@ OUTSIDE = {
     "planner/*": "Chooses public numbers from public or made-up data. The accountant counts the numbers that it chose.",
     "report/*": "Reads published files of a run folder.",
     "runs/card.py": "Reads published numbers.",
-    "runs/worth.py": "Compares two models for one site; writes only to private/.",
+    "runs/benefit.py": "Compares two models for one site; writes only to private/.",
     "runs/charts.py": "Reads published numbers.",
     "runs/first.py": "Writes a first configuration from public facts.",
     "runs/refusals.py": "Writes the words of a refusal.",

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pages
 import torch
+from tools.bench import Bench
+from tools.provenance import provenance
 
 from privsgp import data
 from privsgp.accounting.shown import up
 from privsgp.features.encode import encode
 from privsgp.features.encoder import SyntheticEncoder
 from privsgp.files import write_json
-from privsgp.research.bench import Bench
-from privsgp.research.provenance import provenance
 from privsgp.runs import config as configs
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ def _accuracy(spread: dict[str, Any]) -> str:
     return f"{100 * spread['mean']:.2f} ± {100 * spread['sd']:.2f}"
 
 
-def main() -> None:
-    """Encode, run, or write the page."""
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encode", action="store_true")
     parser.add_argument("--data-dir", type=Path)
@@ -122,7 +122,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="for features")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--page", type=Path, help="run nothing: write the table of the JSON file into this page")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Encode, run, or write the page."""
+    options = arguments()
     if options.page is not None:
         pages.put(options.page, "bytes", table(json.loads(RESULTS.read_text())["rows"]))
     elif options.encode:

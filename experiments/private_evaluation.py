@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import expit
 from scipy.stats import norm
+from tools.provenance import provenance
 from typer.testing import CliRunner
 
 from privsgp.accounting.accountant import epsilon as epsilon_of
@@ -37,7 +38,6 @@ from privsgp.data.dataset import Dataset
 from privsgp.data.schema import Schema
 from privsgp.data.schema_text import written
 from privsgp.files import write_json
-from privsgp.research.provenance import provenance
 from privsgp.runs import config as configs
 from privsgp.runs import description, evaluation, sums
 from privsgp.runs.build import build_run

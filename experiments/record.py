@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pages
 import torch
+from tools.bench import Bench
+from tools.provenance import provenance
 from what_it_buys import best_of, beyond_edge
 
 from privsgp.data import Dataset
@@ -36,15 +38,14 @@ from privsgp.data.text import TextOptions
 from privsgp.features.encode import encode_once
 from privsgp.features.maps import make_encoder
 from privsgp.files import replace, write_json
-from privsgp.research.bench import Bench
-from privsgp.research.provenance import provenance
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from privsgp.research.bench import Several
+    from tools.bench import Several
+
     from privsgp.runs.config import Config
 
 Row = dict[str, Any]

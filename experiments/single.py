@@ -15,10 +15,10 @@ from typing import Any
 
 import joining
 import pages
+from tools.bench import Bench
+from tools.provenance import provenance
 
 from privsgp.files import write_json
-from privsgp.research.bench import Bench
-from privsgp.research.provenance import provenance
 from privsgp.runs import config as configs
 
 Row = dict[str, Any]

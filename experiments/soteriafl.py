@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import pages
 import torch
+from tools.provenance import provenance
 
 import privsgp
 from privsgp.accounting import accountant
 from privsgp.accounting.mechanisms import Saga, SampledMean, Unprotected
 from privsgp.files import write_json
 from privsgp.research import published
-from privsgp.research.provenance import provenance
 from privsgp.research.soteriafl import SoteriaFL, SoteriaFLSGD, SoteriaFLSVRG
 from privsgp.runs import build
 from privsgp.runs import config as configs

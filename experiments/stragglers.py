@@ -13,9 +13,9 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 import pages
+from tools.provenance import provenance
 
 from privsgp.files import write_json
-from privsgp.research.provenance import provenance
 from privsgp.runs import config, problem, train
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pages
+from tools.provenance import provenance
 from typer.testing import CliRunner
 
 from privsgp.cli import app
@@ -25,7 +26,6 @@ from privsgp.data import tables
 from privsgp.data.schema import Schema
 from privsgp.data.schema_text import written
 from privsgp.files import write_json
-from privsgp.research.provenance import provenance
 from privsgp.runs.result import load
 
 if TYPE_CHECKING:

@@ -23,18 +23,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pages
+from tools import picture
+from tools.bench import Bench
+from tools.provenance import provenance
 
 from privsgp.algorithms import ALGORITHMS
 from privsgp.files import write_json
-from privsgp.research import picture
-from privsgp.research.bench import Bench
-from privsgp.research.provenance import provenance
 from privsgp.runs import config as configs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from privsgp.research.bench import Several
+    from tools.bench import Several
+
     from privsgp.runs.config import Config
 
 Row = dict[str, Any]

@@ -22,7 +22,6 @@ from privsgp.accounting import accountant, calibration, ledger
 from privsgp.accounting.mechanisms import PersonLevel, Saga, SampledMean
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.errors import Refused
-from privsgp.research import commands
 from privsgp.sites.identity import Site
 
 BAD = {
@@ -267,8 +266,7 @@ def stopped_at(monkeypatch):
         def stage(_words, _total):
             yield lambda done: os.kill(os.getpid(), signal.SIGINT) if done == count else None
 
-        for module in (cli, commands):
-            monkeypatch.setattr(module, "stage", stage)
+        monkeypatch.setattr(cli, "stage", stage)
 
     yield at
     signal.signal(signal.SIGINT, before)
@@ -353,12 +351,12 @@ def test_refusals_come_before_torch_is_imported(tmp_path):
         ("train", gone), ("train", config, "--none-such"), ("none-such",), ("train", tmp_path / "sites.toml"),
         *(("train", config, f"--set={change}") for change in ("data.foo=3", "algorithm.steps=-1", "graph.name=x")),
         ("plan", gone), ("plan",), ("audit", config, "--set=privacy.clip=0"),
-        ("compare", gone, "--algorithms=privsgp"), ("agree", "propose", gone, "--site", gone, "-o", gone),
+        ("agree", "propose", gone, "--site", gone, "-o", gone),
         ("data", "schema", gone, "--target=y"), ("data", "check", gone, tmp_path / "a.csv"), ("init",),
         ("init", "--public", tmp_path / "a.csv", "--target=z", "--sites=a", "--path={site}.csv", "--epsilon=1"),
         ("join", config, "--data", gone), ("join", config, "--data", config, "--home", gone), ("doctor", gone),
         ("report", gone), ("ledger", gone), ("ledger", tmp_path), ("predict", gone, gone), ("evaluate", gone, gone),
-        ("reproduce", "x"), ("train", config, "--out", held),
+        ("train", config, "--out", held),
         ("train", config, "--set=seed=", "--resume", "--out", gone), ("audit", config, "--confidence=2"),
         ("account", "--algorithm=nope", "--samples=9", "--batch=1", "--steps=9", "--sigma=1"),
         ("join", config, "--data", config, "--home", late.home),
@@ -389,12 +387,6 @@ def test_help_and_a_real_process():
 @pytest.mark.parametrize(
     ("command", "option"),
     [
-        (("reproduce", "mnist-best-k"), "--jobs"),
-        (("reproduce", "mnist-best-k"), "--seeds"),
-        (("reproduce", "mnist-best-k"), "--max-steps"),
-        (("compare", "run.toml", "--algorithms=privsgp"), "--jobs"),
-        (("compare", "run.toml", "--algorithms=privsgp"), "--seeds"),
-        (("compare", "run.toml", "--algorithms=privsgp"), "--tuning-seeds"),
         (("audit", "run.toml"), "--observations"),
     ],
 )

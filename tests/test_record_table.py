@@ -8,9 +8,8 @@ import pathlib
 
 import numpy as np
 import pytest
-
-from privsgp.research import bench as pool
-from privsgp.research.bench import Bench
+from tools import bench as pool
+from tools.bench import Bench
 
 ROOT = pathlib.Path(__file__).parent.parent
 EXPERIMENT = "record"
@@ -47,7 +46,7 @@ def here(monkeypatch):
                 pool._run(*task, data_dir)
         return [pool.Run.read(*task) for task in tasks]
 
-    monkeypatch.setattr("privsgp.research.bench.run_all", run_all)
+    monkeypatch.setattr("tools.bench.run_all", run_all)
     return made
 
 

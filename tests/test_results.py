@@ -15,6 +15,7 @@ import time
 import tomllib
 
 import pytest
+import typer
 
 from privsgp.errors import Refused
 
@@ -55,7 +56,9 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from privsgp.runs import config as configs
-from privsgp.research.bench import Bench
+
+sys.path.insert(0, EXPERIMENTS)
+from tools.bench import Bench
 
 if __name__ == "__main__":
     changes = ["data.nodes=2", "algorithm.name=privsgp", "algorithm.steps=3", "privacy.epsilon=", "privacy.sigma=0.1"]
@@ -68,7 +71,11 @@ if __name__ == "__main__":
 def asked(tmp_path):
     """The command of a small plan: one that is over at once, and one of four runs."""
     runs, plan = tmp_path / "runs.py", tmp_path / "plan.toml"
-    runs.write_text(SCRIPT.replace("DIGITS", repr(str(ROOT / "examples" / "digits.toml"))))
+    places = {"DIGITS": ROOT / "examples" / "digits.toml", "EXPERIMENTS": ROOT / "experiments"}
+    text = SCRIPT
+    for name, path in places.items():
+        text = text.replace(name, repr(str(path)))
+    runs.write_text(text)
     plan.write_text(PLAN.format(log=tmp_path / "log", script=runs))
     return [sys.executable, ROOT / "experiments" / "results.py", "--plan", plan, "--out", tmp_path / "out"]
 
@@ -136,7 +143,11 @@ def test_every_step_says_what_it_is_and_runs_what_is_there(experiment, monkeypat
             if parts[1] != "-m":
                 monkeypatch.syspath_prepend((ROOT / parts[1]).parent)
                 monkeypatch.setattr(sys, "argv", [part.format(**GIVEN) for part in parts[1:]])
-                importlib.import_module(pathlib.Path(parts[1]).stem).arguments()
+                script = importlib.import_module(pathlib.Path(parts[1]).stem)
+                if script.__name__ == "paper":
+                    typer.main.get_command(script.app).commands[parts[2]].make_context(parts[2], sys.argv[2:])
+                else:
+                    script.arguments()
     written = set(re.findall(r"[\w./-]+\.md", " ".join(experiment.PAGES)))
     assert {page for step in plan for page in step["pages"]} <= written
 

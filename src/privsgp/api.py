@@ -19,7 +19,7 @@ from privsgp import data as data_room
 from privsgp import graph as network
 from privsgp import models
 from privsgp.data import survival
-from privsgp.data.dataset import from_arrays, pool, settle, with_tests
+from privsgp.data.dataset import from_arrays, pool, with_classes, with_tests
 from privsgp.data.loading import LoadedData, by_person, read_file, read_frame
 from privsgp.data.persons import named
 from privsgp.data.samples import are_sites, pair
@@ -192,12 +192,12 @@ def train(
 
     learner = None if features is not None else model  # an encoder stands between samples and model
 
-    def brought() -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None]:
+    def loaded() -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None]:
         if config.test_is_public and isinstance(test, str | Path):
             all_of_it = given.values() if isinstance(given, Mapping) else (given,)
             files = [Path(one) for one in all_of_it if isinstance(one, str | Path)]
             problems.refuse_own_file(Path(test), files, f"test={str(test)!r}")
-        dataset, parts = _brought(given, test, config, targets, learner, persons, several=not isinstance(loss, str))
+        dataset, parts = _loaded(given, test, config, targets, learner, persons, several=not isinstance(loss, str))
         for y in (dataset.y, dataset.y_test) if kind == "survival" else ():
             if y is not None:
                 survival.decoded(y)
@@ -206,7 +206,7 @@ def train(
         return dataset, parts
 
     world = join()
-    dataset, parts = world.all_or_none(brought)
+    dataset, parts = world.all_or_none(loaded)
 
     if dataset.y.ndim > 1 and dataset.classes is not None:
         kind = None  # a sample has several labels: metrics are for one
@@ -224,7 +224,7 @@ def train(
         loss_name=measure.kind,
         class_weights=weighed,
     )
-    problem = problems.brought_home(config, alone, world)
+    problem = problems.local_features(config, alone, world)
     _refuse_unfit(problem, measure)
     config, planned = planning.settle(config, problem, folder, resume=resume, world=world)
     _say(problems.test_notes(config, problem))
@@ -306,7 +306,7 @@ def _kind_of(loss: object, correct: object, task: data_room.Task | None) -> Kind
     return kind if correct is None or isinstance(loss, str) else None
 
 
-def _brought(
+def _loaded(
     given: Any,  # noqa: ANN401 - whatever was brought, or a mapping of that for each node
     test: object,
     config: configs.Config,
@@ -343,7 +343,7 @@ def _brought(
     if by_site:
         return pool([first, *(one.dataset for one in found[1:])], "arrays", count)
     if task == "classification":
-        first = settle(first, count)
+        first = with_classes(first, count)
     made_by_hand = isinstance(given, data_room.Dataset) and not d.classes and given.classes is not None
     return replace(first, counted=given.counted) if made_by_hand else first, None
 
@@ -362,7 +362,7 @@ def _one(
             read_file(Path(given), task, form, own=own)
         )  # fmt: skip
         _vocabulary(made.dataset.x, d.tokens, learner)
-        _say(made.told)
+        _say(made.notes)
         return made
     for key in ("schema", "images", "text"):  # of files and frames: arrays are taken as they are
         if getattr(d, key) is not None:
@@ -373,8 +373,8 @@ def _one(
     else:
         arrays, classes = pair(given), None
         vocabulary = _vocabulary(arrays[0], d.tokens, learner)
-    dataset, told = (
-        from_arrays(*arrays, name=where, task=task, vocabulary=vocabulary, settled=False, several=several),
+    dataset, notes = (
+        from_arrays(*arrays, name=where, task=task, vocabulary=vocabulary, classes_known=False, several=several),
         list[str](),
     )
     if (rows := getattr(given, "rows", None)) is not None and len(rows) == len(dataset.x):
@@ -383,9 +383,9 @@ def _one(
         if persons is None or isinstance(persons, str):
             remedy = "give one identifier for each row: persons=ids, or persons=[ids of node 0, ids of node 1, …]"
             raise Refused(f"persons={persons!r} names a column, and the data are arrays", remedy)
-        dataset, told = by_person(dataset, named(persons, None, MISSING, f"{where}: persons"), d.persons)
-    _say(told)
-    return LoadedData(dataset, classes, told)
+        dataset, notes = by_person(dataset, named(persons, None, MISSING, f"{where}: persons"), d.persons)
+    _say(notes)
+    return LoadedData(dataset, classes, notes)
 
 
 def _by_node(persons: object, config: configs.Config, count: int) -> list[object]:

@@ -96,10 +96,6 @@ _COMMANDS = {
         "leave": "privsgp leave lung.study",
         "relay": "privsgp relay lung.study",
     },
-    "Research": {
-        "compare": "privsgp compare run.toml --algorithms privsgp-vr,privsgp",
-        "reproduce": "privsgp reproduce --list",
-    },
 }
 _PLACES = {name: (panel, example) for panel, found in _COMMANDS.items() for name, example in found.items()}
 ORDER = list(dict.fromkeys(name.partition(" ")[0] for name in _PLACES))
@@ -161,22 +157,22 @@ def check(
     with later.package("torch"):
         from privsgp.data import check as checks
         from privsgp.data import schema as schemas
-        from privsgp.data.tables import told
+        from privsgp.data.tables import count_notes
 
     found = schemas.read(schema_file)
     checked = checks.check(table, found, person=person)
     if as_json:
-        said = {"schema": found.digest, "rows": checked.rows, "features": found.features, "counts": checked.counts}
-        said |= _persons(checked, rows_per_person)
+        values = {"schema": found.digest, "rows": checked.rows, "features": found.features, "counts": checked.counts}
+        values |= _persons(checked, rows_per_person)
         problems = [problem._asdict() for problem in checked.problems]
-        typer.echo(json.dumps(said | {"classes": _per_class(found, checked), "problems": problems}))
+        typer.echo(json.dumps(values | {"classes": _per_class(found, checked), "problems": problems}))
     else:
         persons = [(key, f"{value:,}") for key, value in _persons(checked, rows_per_person).items()]
         show(f"{table.name}, for this site alone", _rows(found, checked) + persons)
         for problem in checked.problems:
             head = "REFUSED" if problem.refused else "look at this"
             out.print(f"{head}: {problem.what}\n  → {problem.remedy}", soft_wrap=True, markup=False)
-        show_lines(told(checked.counts) or (() if checked.problems else ["every value fits"]))
+        show_lines(count_notes(checked.counts) or (() if checked.problems else ["every value fits"]))
     if any(problem.refused for problem in checked.problems):
         raise typer.Exit(2)
 

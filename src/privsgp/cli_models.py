@@ -44,7 +44,7 @@ def predict(
     result = load(run)
     x = encoded_rows(file, result.card)
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(_said(result, x, file_names(file, result.card)))
+    csv.writer(text, lineterminator="\n").writerows(_csv_rows(result, x, file_names(file, result.card)))
     if out is None:
         typer.echo(text.getvalue(), nl=False)
         return
@@ -52,14 +52,14 @@ def predict(
     err.print(f"written to {out}: {len(x):,} rows", soft_wrap=True)
 
 
-def _said(result: Result, x: Any, files: list[str] | None) -> list[list[Any]]:  # noqa: ANN401 - an array
+def _csv_rows(result: Result, x: Any, files: list[str] | None) -> list[list[Any]]:  # noqa: ANN401 - an array
     """Return the rows of a table, its head first; a row is called by its file's name where it has one."""
     from privsgp.runs.rows import times_of
 
     first, called = ("row", range(len(x))) if files is None else ("file", list(map(visible, files)))
     if result.card["loss"] in ("cross-entropy", "binary"):
-        p, said = result.predict_proba(x), result.card.get("class_names")
-        names: list[Any] = list(range(p.shape[1])) if said is None else list(map(visible, said))
+        p, known = result.predict_proba(x), result.card.get("class_names")
+        names: list[Any] = list(range(p.shape[1])) if known is None else list(map(visible, known))
         if len(names) != p.shape[1]:
             raise Refused(f"{len(names)} names of {p.shape[1]} classes", "put a copy of the model's file back")
         head = [first, "class", *(f"p{c}" if isinstance(c, int) else f"p({c})" for c in names)]
@@ -113,14 +113,14 @@ def evaluate(
     from privsgp.accounting.book import Book
     from privsgp.engine.folder import Folder
     from privsgp.report.terminal import err, show, tell
-    from privsgp.runs import worth
+    from privsgp.runs import benefit
     from privsgp.runs.result import CALIBRATION, load
     from privsgp.runs.views import metric_rows
 
     result = load(run)
     if alone is not None:
-        compared = worth.compare(result, file, alone)
-        tell(compared, _show_worth, compared, as_json=as_json)
+        compared = benefit.compare(result, file, alone)
+        tell(compared, _show_benefit, compared, as_json=as_json)
         return
     if calibrate or threshold_for:
         result.calibrate(file, threshold_for, fit=calibrate)
@@ -157,7 +157,7 @@ def _evaluate_privately(run: Path, file: Path, changes: list[str], data_dir: Pat
     say(f"written to {found['folder']}")
 
 
-def _show_worth(found: dict[str, Any]) -> None:
+def _show_benefit(found: dict[str, Any]) -> None:
     from privsgp.metrics import shown
     from privsgp.report.terminal import out, show_table
     from privsgp.runs.views import LABELS

@@ -31,8 +31,8 @@ SHIFTED = ("calibration_in_the_large", "calibration_slope")  # of two classes
 VALUES = ("r2", "mae", "rmse")
 NAMES = (*CLASSES, *SHIFTED, *VALUES, *curves.NAMES)
 PICTURES = ("confusion", "roc", "calibration", "survival")
-BASELINE, DULL = "baseline", "dull"
-KEYS = (*NAMES, *PICTURES, BASELINE, DULL, "own_metrics")  # all that stands in a summary because of test data
+BASELINE, NO_BETTER = "baseline", "dull"
+KEYS = (*NAMES, *PICTURES, BASELINE, NO_BETTER, "own_metrics")  # all that stands in a summary because of test data
 BINS = 15
 _SURE, _STEEP = 1e-12, 100.0  # a probability that counts as 0; a slope that counts as endless
 _GRID = [float(v) for v in np.linspace(0, 1, 33) ** 2]  # false positive rates that a ROC curve is kept at
@@ -94,7 +94,7 @@ class Measure:
             outputs, targets = in_unit(outputs, self.unit), in_unit(targets, self.unit)
         found = self._known(outputs, targets)
         if words := no_better(found, len(targets)):
-            found[DULL] = words
+            found[NO_BETTER] = words
         return found
 
     def _known(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
@@ -246,8 +246,8 @@ def _bins(p: Probabilities, y: Labels) -> list[tuple[float, float, int]]:
     """
     two = p.shape[1] == 2
     confidence, right = (p[:, 1], y == 1) if two else (p.max(1), p.argmax(1) == y)
-    place = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    inside = [place == b for b in range(BINS)]
+    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    inside = [bins == b for b in range(BINS)]
     return [(float(confidence[b].mean()), float(right[b].mean()), int(b.sum())) for b in inside if b.any()]
 
 

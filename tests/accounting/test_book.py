@@ -135,7 +135,7 @@ def test_a_run_continues_with_its_own_records_in_its_own_folder(book, tmp_path):
     with pytest.raises(Refused, match="looks like a copy"):
         book.enter([entry("a", folder=two)], [records(1, 2)], resumed=True)
     book.enter([entry("a", folder=two)], [records(1, 2)], resumed=True, moved=True)
-    assert book.seen("a")[0][0].charged == 3
+    assert book.marks("a")[0][0].charged == 3
 
 
 def test_a_run_that_has_sent_nothing_may_begin_again_with_other_records(book, tmp_path):
@@ -227,7 +227,7 @@ def test_a_book_that_does_not_know_a_run_notes_nothing_of_it(book):
 
 
 def test_only_entering_a_run_makes_a_book(book):
-    assert (book.entries(), book.seen("a"), book.data_sets(), book.overlapping(hashes(1))) == ([], {}, [], [])
+    assert (book.entries(), book.marks("a"), book.data_sets(), book.overlapping(hashes(1))) == ([], {}, [], [])
     assert book.spent_on(hashes(1), "zero-out") == (0.0, 0.0)
     assert len(book.keyed(hashes(1, 2))) == 2
     assert not book.folder.exists()

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privsgp.accounting.ledger import Header, Ledger, Seen, read, short, together
+from privsgp.accounting.ledger import Header, Ledger, Mark, read, short, together
 from privsgp.accounting.mechanisms import SampledMean
 from privsgp.errors import Refused
 
@@ -404,19 +404,19 @@ def test_ledgers_in_which_attempts_were_counted_by_step_are_read(path):
 def test_what_somebody_has_seen_must_be_there(path):
     with Ledger.open(path, HEADER) as ledger:
         ledger.reserve(0, 10)
-        seen = Seen(*ledger.seen(), "a checkpoint")
+        mark = Mark(*ledger.mark(), "a checkpoint")
         ledger.sent(0, DIGEST)
-        assert ledger.seen() == seen[:2]  # a message's line may not outlive a power cut
-    assert read(path, [seen])[0].charged == 10
-    with Ledger.open(path, HEADER, seen=[seen]):
+        assert ledger.mark() == mark[:2]  # a message's line may not outlive a power cut
+    assert read(path, [mark])[0].charged == 10
+    with Ledger.open(path, HEADER, marks=[mark]):
         pass
-    other = Seen(12, "f" * 64, "a checkpoint")
-    for look in (lambda: read(path, [other]), lambda: Ledger.open(path, HEADER, seen=[seen, other])):
+    other = Mark(12, "f" * 64, "a checkpoint")
+    for look in (lambda: read(path, [other]), lambda: Ledger.open(path, HEADER, marks=[mark, other])):
         with pytest.raises(Refused, match=r"lost lines.* a checkpoint knows 12 releases"):
             look()
     path.unlink()
     with pytest.raises(Refused, match=r"lost lines.*10 releases"):
-        Ledger.open(path, HEADER, seen=[seen])
+        Ledger.open(path, HEADER, marks=[mark])
     assert not path.exists()
 
 

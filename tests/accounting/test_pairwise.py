@@ -42,11 +42,11 @@ def covariance(noise: PairwiseCovariance, honest: list[int]) -> np.ndarray:
 def test_what_sharing_leaves_of_the_noise_in_the_average():
     """Of equal nodes √D/σ, D = ρσ²/(hρ − h + 1); beside independent noise of the same weights."""
     for sigma in (1.0, 1e-3):
-        assert solve([sigma] * 50, 38, 2.0).left([sigma] * 50) == pytest.approx(math.sqrt(2 / 39))
+        assert solve([sigma] * 50, 38, 2.0).remaining([sigma] * 50) == pytest.approx(math.sqrt(2 / 39))
     needed, weights = [1.0, 2.0, 2.0], [0.5, 0.25, 0.25]
     alone = math.hypot(0.5, 0.5, 0.5)
     shared = solve(needed, 2, 2.0, weights)
-    assert shared.left(needed) == pytest.approx(shared.average_sigma / alone)
+    assert shared.remaining(needed) == pytest.approx(shared.average_sigma / alone)
 
 
 def test_one_sample_a_step_is_not_refused_for_less_noise_than_it_will_have():

@@ -98,7 +98,7 @@ def test_other_sections_keep_their_auto():
     config = configs.parse(values)
     assert config.auto == ("algorithm.steps", "privacy.clip")
     assert config.with_section("engine", device="cpu").auto == config.auto
-    assert config.settled({"algorithm.steps": 7, "privacy.clip": 2.0}).auto == ()
+    assert config.with_planned({"algorithm.steps": 7, "privacy.clip": 2.0}).auto == ()
 
 
 def test_the_range_goes_from_a_very_strong_signal_to_none(run):

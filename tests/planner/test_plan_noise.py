@@ -94,8 +94,8 @@ def test_a_network_that_shares_noise_expects_less_of_it_in_the_average():
     sharing = Sharing(16, 12)
     alone, shared = Network(sizes, budgets), Network(sizes, budgets, sharing=sharing)
     weighted = Network(sizes, budgets, sharing=sharing, weighting="noise")
-    assert alone.left == 1
-    assert shared.left < 0.5
+    assert alone.remaining == 1
+    assert shared.remaining < 0.5
     assert weighted.weights == pytest.approx(np.array([1.0] * 12 + [3.6] * 4) / (12 + 4 * 3.6), rel=0.1)
     assert shared.covariance([1.0] * 16).average_sigma == pytest.approx(solve([1.0] * 16, 12, 2.0).average_sigma)
 

@@ -45,7 +45,7 @@ def test_stacked_seeds_are_those_that_run_alone(rehearsal, algorithm):
 def test_what_stands_for_a_method_ends_where_it_does(rehearsal, algorithm, visits, scale, same):
     """At θ ≤ q scaled differences are SAG; where all samples are seen, all methods are one."""
     changes = {"difference_scale": scale} if algorithm == "privsgp-vr" else {}
-    spec = replace(plain(0.01, visits, algorithm, **changes), noise=0.01).alike
+    spec = replace(plain(0.01, visits, algorithm, **changes), noise=0.01).equivalent
     assert spec.algorithm == ("privsgp" if algorithm == "privsgp" else same)
     own = replace(plain(0.01, visits, algorithm, **changes), noise=spec.noise)
     assert torch.allclose(end(rehearsal, spec, 5.0), end(rehearsal, own, 5.0), atol=1e-4)
@@ -54,8 +54,8 @@ def test_what_stands_for_a_method_ends_where_it_does(rehearsal, algorithm, visit
 @pytest.mark.parametrize("changes", [{"difference_clip": 0.5}, {"difference_scale": 0.7}])
 def test_what_takes_other_steps_is_rehearsed_itself(changes):
     spec = plain(0.01, 30.0, "privsgp-vr", **changes)
-    assert spec.alike.algorithm == "privsgp-vr"
-    assert spec.alike.noise == pytest.approx(0.01, rel=0.015)
+    assert spec.equivalent.algorithm == "privsgp-vr"
+    assert spec.equivalent.noise == pytest.approx(0.01, rel=0.015)
 
 
 def test_what_hardly_differs_is_rehearsed_once(rehearsal, monkeypatch):

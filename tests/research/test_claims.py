@@ -6,9 +6,8 @@ import math
 from functools import partial
 
 import pytest
-
-from privsgp.research import claims
-from privsgp.research.claims import Found, Spread
+from tools import claims
+from tools.claims import Found, Spread
 
 
 def results(*accuracies, sd=0.0, losses=None, line=""):

@@ -7,12 +7,12 @@ import math
 import pathlib
 
 import pytest
+from tools import compare as comparing
+from tools.bench import Bench, Run, Several, Spread
 
 import runs
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused
-from privsgp.research import compare as comparing
-from privsgp.research.bench import Bench, Run, Several, Spread
 from privsgp.runs import config as configs
 
 CONFIG = runs.SMALL.replace("sigma = 0.05", "epsilon = 8.0")
@@ -51,7 +51,7 @@ def settings(tmp_path, *changes):
 def test_the_command_compares_at_one_budget_and_goes_on(tmp_path):
     config, out = runs.small(tmp_path, CONFIG), tmp_path / "out"
     arguments = ("compare", config, "--algorithms=privsgp,privsgp-sag", "--seeds=2", "--step-sizes=0.2,0.4,0.8")
-    ran = runs.command(*arguments, "--out", out, "--json", "--set=algorithm.steps=8")
+    ran = runs.paper(*arguments, "--out", out, "--json", "--set=algorithm.steps=8")
     assert ran.code == 0, ran.err
     told = json.loads(ran.out)
     assert told == json.loads((out / "comparison.json").read_text())
@@ -63,7 +63,7 @@ def test_the_command_compares_at_one_budget_and_goes_on(tmp_path):
         assert len(row["accuracy"]["each"]) == 2
     assert (out / "comparison.png").stat().st_size > 5000
     before = runs.contents(out / "runs")
-    shown = runs.command(*arguments, "--out", out, "--set=algorithm.steps=8")
+    shown = runs.paper(*arguments, "--out", out, "--set=algorithm.steps=8")
     assert shown.code == 0, shown.err
     assert runs.contents(out / "runs") == before
 
@@ -98,7 +98,7 @@ def test_who_runs_on_another_network_is_said_before_anything_runs(tmp_path):
     config = settings(tmp_path)
     assert comparing.moved(config, ["privsgp", "dp2-sgd", "adam"]) == ["dp2-sgd"]
     assert comparing.moved(settings(tmp_path, "graph.name=torus"), ["dp2-sgd"]) == []
-    ran = runs.command(
+    ran = runs.paper(
         "compare", runs.small(tmp_path, CONFIG), "--algorithms=dp2-sgd", "--step-sizes=0.1", "--out", tmp_path / "x"
     )
     assert ran.code == 2
@@ -153,3 +153,25 @@ def test_the_papers_comparison_is_a_configuration():
     path = pathlib.Path(__file__).parents[2] / "experiments" / "methods_mnist.toml"
     config = configs.read(path)
     assert config.step_size == pytest.approx(math.sqrt(50 / 575))
+
+
+@pytest.mark.parametrize("count", [0, -3])
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (("reproduce", "mnist-best-k"), "--jobs"),
+        (("reproduce", "mnist-best-k"), "--seeds"),
+        (("reproduce", "mnist-best-k"), "--max-steps"),
+        (("compare", "run.toml", "--algorithms=privsgp"), "--jobs"),
+        (("compare", "run.toml", "--algorithms=privsgp"), "--seeds"),
+        (("compare", "run.toml", "--algorithms=privsgp"), "--tuning-seeds"),
+    ],
+)
+def test_a_count_below_one_is_refused_before_anything_is_made(tmp_path, monkeypatch, command, option, count):
+    monkeypatch.chdir(tmp_path)
+    runs.small(tmp_path, CONFIG)
+    ran = runs.paper(*command, option, count)
+    assert (ran.code, ran.out) == (2, "")
+    assert f"{option} {count}\n" in ran.err
+    assert "take at least 1" in ran.err
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]

@@ -6,11 +6,11 @@ import json
 import math
 
 import pytest
+from tools import compare
 
 import runs
 from privsgp.accounting.mechanisms import SampledMean
 from privsgp.errors import Refused
-from privsgp.research import compare
 from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems

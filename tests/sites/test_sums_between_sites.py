@@ -21,7 +21,7 @@ from privsgp.runs.problem import side
 from privsgp.sites import sums
 from privsgp.sites.agreement import Agreement, propose
 from privsgp.sites.identity import Site
-from privsgp.sites.run import bring, leave
+from privsgp.sites.run import leave, read_own
 from privsgp.sites.study import Limits
 
 COUNT = 150
@@ -54,8 +54,8 @@ def table(folder, name, number):
 
 def sizes(config, files, *, held_out):
     """Return how many persons each site has on a side: `data check` shows it there."""
-    brought = [bring(config, file) for file in files]
-    return [one.samples(side(one, np.arange(len(one.y)), config.evaluation, held_out=held_out)) for one in brought]
+    loaded = [read_own(config, file) for file in files]
+    return [one.samples(side(one, np.arange(len(one.y)), config.evaluation, held_out=held_out)) for one in loaded]
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def metrics(summary):
 
 def persons(trained, node, *, held_out):
     config = configs.parse(RUN)
-    one = bring(config, trained.files[node])
+    one = read_own(config, trained.files[node])
     rows = side(one, np.arange(len(one.y)), config.evaluation, held_out=held_out)
     return booked.records_of(np.zeros(len(one.y), np.uint64), one, [rows])[0].hashes
 

@@ -18,7 +18,7 @@ from privsgp.metrics import KEYS
 from privsgp.runs import config as configs
 from privsgp.sites.agreement import Agreement, propose
 from privsgp.sites.identity import Site
-from privsgp.sites.run import bring
+from privsgp.sites.run import read_own
 from privsgp.sites.study import Limits
 
 SIZES = [40, 30, 20]
@@ -142,16 +142,16 @@ def test_the_study_holds_the_schema_and_another_table_is_refused_before_signing(
     text = hospitals.files[0].read_text().replace("ward", "station")
     hospitals.files[0].write_text(text)
     with pytest.raises(Refused, match="has no column 'ward'"):
-        bring(agreement.config, hospitals.files[0])
+        read_own(agreement.config, hospitals.files[0])
     with pytest.raises(Refused, match="the study has a schema"):
-        bring(agreement.config, hospitals.folder / "my.npz")
+        read_own(agreement.config, hospitals.folder / "my.npz")
     with pytest.raises(Refused, match="has this site's own records"):
-        bring(agreement.config, hospitals.files[1], hospitals.files[1])
+        read_own(agreement.config, hospitals.files[1], hospitals.files[1])
     head, *rows = hospitals.files[1].read_text().splitlines()
     (hospitals.folder / "again.csv").write_text("\n".join([head, *rows[::-1][: len(rows) // 2]]) + "\n")
     with pytest.raises(Refused, match="half of them or more"):
-        bring(agreement.config, hospitals.files[1], hospitals.folder / "again.csv")
-    tested = bring(agreement.config, hospitals.files[1], hospitals.files[2])
+        read_own(agreement.config, hospitals.files[1], hospitals.folder / "again.csv")
+    tested = read_own(agreement.config, hospitals.files[1], hospitals.files[2])
     assert len(tested.y_test) == SIZES[2]
 
 
@@ -163,8 +163,8 @@ def test_no_site_joins_by_a_schema_that_was_drafted_from_its_table(hospitals, tm
     study.write(tmp_path / "b.study")
     agreed = Agreement.read(tmp_path / "b.study").config
     with pytest.raises(Refused, match=r"basel\.csv: the schema was drafted from these rows"):
-        bring(agreed, hospitals.files[1])
-    assert len(bring(agreed, hospitals.files[2]).y) == SIZES[2]
+        read_own(agreed, hospitals.files[1])
+    assert len(read_own(agreed, hospitals.files[2]).y) == SIZES[2]
 
 
 def test_names_of_sites_are_those_on_their_cards(hospitals):
@@ -194,8 +194,8 @@ def test_own_records_as_the_test_set_of_another_file_are_own_records(three, tmp_
         np.savez(tmp_path / f"{name}.npz", **other | {f"{key}_test": value for key, value in x.items()})
     own, fine = tmp_path / "own.npz", tmp_path / "fine.npz"
     with pytest.raises(Refused, match="half of them or more"):
-        bring(three.agreement.config, three.files[0], own)
-    assert len(bring(three.agreement.config, three.files[0], fine).y_test) == len(other["y"])
+        read_own(three.agreement.config, three.files[0], own)
+    assert len(read_own(three.agreement.config, three.files[0], fine).y_test) == len(other["y"])
 
 
 def test_classes_are_not_counted_in_a_sites_own_labels(three, tmp_path):
@@ -206,5 +206,5 @@ def test_classes_are_not_counted_in_a_sites_own_labels(three, tmp_path):
         arrays = {key: own[key] for key in ("x", "y", "x_test", "y_test")}
     np.savez(tmp_path / "own.npz", **arrays)
     with pytest.raises(Refused, match=r"data\.classes"):
-        bring(config, tmp_path / "own.npz")
-    assert bring(config, tmp_path / "own.npz", classes=10).classes == 10
+        read_own(config, tmp_path / "own.npz")
+    assert read_own(config, tmp_path / "own.npz", classes=10).classes == 10

@@ -169,9 +169,9 @@ def _counted(run: _Run, mechanism: Mechanism, steps: int, delta: float, relation
     cost = sampler.Cost.of(mechanism, steps, _farthest(run))
     found = math.inf, math.inf
     for aside in sampler.ASIDE if cost.variation else (0.0,):
-        left = cost.ideal_delta(delta, aside)
-        if left > 0 and math.isinf(found[0]):
-            first, second = _bracketed(run, mechanism, steps, left, cost.tail, relation)
+        remaining = cost.ideal_delta(delta, aside)
+        if remaining > 0 and math.isinf(found[0]):
+            first, second = _bracketed(run, mechanism, steps, remaining, cost.tail, relation)
             found = cost.epsilon(delta, first, aside), cost.epsilon(delta, second, aside)
     return found
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from privsgp.accounting.ledger import Seen
+from privsgp.accounting.ledger import Mark
 from privsgp.errors import Refused
 from privsgp.files import read_bytes, user_folder, write_private
 
@@ -192,19 +192,19 @@ class Book:
                         "restore the book that was there when the run began: it knows what these records have spent",
                     )
 
-    def seen(self, ledger: str) -> dict[int, list[Seen]]:
+    def marks(self, ledger: str) -> dict[int, list[Mark]]:
         """Return what the book knows of each node's ledger that began with this run."""
-        known: dict[int, list[Seen]] = {}
+        known: dict[int, list[Mark]] = {}
         for one in self.entries():
             if one.ledger == ledger and one.head and not one.simulation:
-                known.setdefault(one.node, []).append(Seen(one.charged, one.head, _BY))
+                known.setdefault(one.node, []).append(Mark(one.charged, one.head, _BY))
         return known
 
-    def missing(self, ledger: str, folder: Path, there: Collection[int]) -> tuple[int, Seen] | None:
+    def missing(self, ledger: str, folder: Path, there: Collection[int]) -> tuple[int, Mark] | None:
         """Return a node that has spent from a ledger in this run folder, where the ledger is gone; None: none has."""
         for one in self.entries():
             if one.ledger == ledger and one.folder == str(folder.resolve()) and one.head and one.node not in there:
-                return one.node, Seen(one.charged, one.head, _BY)
+                return one.node, Mark(one.charged, one.head, _BY)
         return None
 
     def entries(self) -> list[Entry]:

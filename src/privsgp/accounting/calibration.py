@@ -89,9 +89,9 @@ def _with_sampler(
 
 def refuse_vast(mechanism: Mechanism, steps: int, delta: float) -> None:
     """Refuse a run whose sampler would leave no δ, or no finite ε, however much noise it added."""
-    if mechanism.coordinates and mechanism.seen_together > MOST_SUMMED:
+    if mechanism.coordinates and mechanism.summed_nodes > MOST_SUMMED:
         raise Refused(
-            f"no ε is known for sums of {mechanism.seen_together} nodes' messages",
+            f"no ε is known for sums of {mechanism.summed_nodes} nodes' messages",
             f"take {MOST_SUMMED} at most, or trust 'per-node'",
         )
     cost, why = Cost.of(mechanism, steps, 0.0), ""
@@ -175,14 +175,14 @@ STEEP = 2.5  # by which power of what sharing leaves: 2 for noise alone; steps g
 BRIEF = 0.03  # of a run: a delay that is worth no more noise than where nothing is shared
 
 
-def affordable(mechanism: Saga, steps: float, left: float = 1.0) -> float:
+def affordable(mechanism: Saga, steps: float, remaining: float = 1.0) -> float:
     """Return how much σ a larger θ may cost: 2 %, and more where a sample is drawn less than once in the run.
 
-    There the table stays what it was at x⁰, and its lag costs more than noise (docs/algorithms.md). `left` is what
+    There the table stays what it was at x⁰, and its lag costs more than noise (docs/algorithms.md). `remaining` is what
     sharing leaves of the noise in the average, which may grow by the more; of two digits, so that machines which round
     differently agree.
     """
-    alone, part = max(MORE, 1 / (mechanism.rate * steps)), float(f"{min(left, 1.0):.2g}")
+    alone, part = max(MORE, 1 / (mechanism.rate * steps)), float(f"{min(remaining, 1.0):.2g}")
     return alone if part == 1 else math.sqrt(1 + (alone**2 - 1) / part**STEEP)
 
 
@@ -198,7 +198,7 @@ def rough_sigma(mechanism: Mechanism, steps: int, epsilon: float, delta: float, 
 
 
 def largest(
-    mechanism: Saga, steps: int, epsilon: float, delta: float, relation: Relation = "zero-out", left: float = 1.0
+    mechanism: Saga, steps: int, epsilon: float, delta: float, relation: Relation = "zero-out", remaining: float = 1.0
 ) -> float:
     """Return the largest θ, of two digits, whose σ for this budget is `affordable` beside the least; q where none is.
 
@@ -209,10 +209,12 @@ def largest(
     def within(factor: float) -> float:
         return _searched(dataclasses.replace(mechanism, sigma=factor * least), steps, epsilon, delta, relation)
 
-    return _weight(mechanism, steps, left, within)
+    return _weight(mechanism, steps, remaining, within)
 
 
-def largest_at(mechanism: Saga, steps: int, delta: float, relation: Relation = "zero-out", left: float = 1.0) -> float:
+def largest_at(
+    mechanism: Saga, steps: int, delta: float, relation: Relation = "zero-out", remaining: float = 1.0
+) -> float:
     """Return the largest θ whose ε at the mechanism's σ is no more than the least one for so much less noise."""
 
     def within(factor: float) -> float:
@@ -220,12 +222,12 @@ def largest_at(mechanism: Saga, steps: int, delta: float, relation: Relation = "
         epsilon = accountant.rough(least, steps, delta, relation)
         return 1.0 if math.isinf(epsilon) else _searched(mechanism, steps, epsilon, delta, relation)
 
-    return _weight(mechanism, steps, left, within)
+    return _weight(mechanism, steps, remaining, within)
 
 
-def _weight(mechanism: Saga, steps: int, left: float, within: Callable[[float], float]) -> float:
+def _weight(mechanism: Saga, steps: int, remaining: float, within: Callable[[float], float]) -> float:
     """Return θ by what σ may cost; where noise is shared, none beyond which the delay (1 − θ)/q is brief in the run."""
-    alone, shared = affordable(mechanism, steps), affordable(mechanism, steps, left)
+    alone, shared = affordable(mechanism, steps), affordable(mechanism, steps, remaining)
     scale = within(alone)
     brief = round(1 - BRIEF * mechanism.rate * steps, 2)
     return scale if shared == alone or brief <= scale else min(within(shared), brief)

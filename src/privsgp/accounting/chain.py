@@ -4,7 +4,7 @@ One JSON value a line, of two kinds. An object holds `prev`, the head before it 
 the first 16 digits of the SHA-256 of its text without `check`. The head after it is the SHA-256 of its text. A string
 is 22 letters (128 bits in base64) or none, then 6 letters of the SHA-256 of the head before it and these. That SHA-256
 is the head after it. So a head stands for every letter before it. Lines cut from the end do not show: somebody who
-knows an older head (`Seen`) asks for it. No line is longer than 64 KiB.
+knows an older head (`Mark`) asks for it. No line is longer than 64 KiB.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHORT = re.compile(rb'"((?:[A-Za-z0-9+/]{22})?)([A-Za-z0-9+/]{6})"')
 LONGEST = 2**16
 
 
-class Seen(NamedTuple):
+class Mark(NamedTuple):
     """A known state of a file: its number of releases, and its head at that time."""
 
     charged: int
@@ -58,15 +58,15 @@ class Chain:
         self._broken = False
 
     @classmethod
-    def open(cls, path: Path, follow: Callable[[Line], None], seen: Sequence[Seen] = ()) -> Self:
+    def open(cls, path: Path, follow: Callable[[Line], None], marks: Sequence[Mark] = ()) -> Self:
         """Lock the file, hand each line to `follow`, and cut off a last line that a crash left without its newline.
 
-        The file is made where nobody has `seen` it before. All that `seen` knows must be in it.
+        The file is made where nobody has `marks` it before. All that `marks` knows must be in it.
         """
-        descriptor = _lock(path, seen)
+        descriptor = _lock(path, marks)
         try:
             with open(descriptor, "rb", closefd=False) as file:
-                head, end = replay(path, file, follow, seen)
+                head, end = replay(path, file, follow, marks)
             os.ftruncate(descriptor, end)
             if end:  # what was read here may not have been on the disk: from now on others may know it
                 os.fsync(descriptor)
@@ -119,12 +119,12 @@ class Chain:
             raise Refused(f"{self.path}: {error.strerror or error}", remedy) from error
 
 
-def replay(path: Path, file: BinaryIO, follow: Callable[[Line], None], seen: Sequence[Seen] = ()) -> tuple[str, int]:
+def replay(path: Path, file: BinaryIO, follow: Callable[[Line], None], marks: Sequence[Mark] = ()) -> tuple[str, int]:
     """Check every line and hand it to `follow`; return the last head, and where its line ends.
 
-    Refuses a line that does not fit or that `follow` finds wrong (ValueError), and a file without what `seen` knows.
+    Refuses a line that does not fit or that `follow` finds wrong (ValueError), and a file without what `marks` knows.
     """
-    head, end, missing = _START, 0, {one.head: one for one in seen}
+    head, end, missing = _START, 0, {one.head: one for one in marks}
     for number, raw in _lines(path, file):
         try:
             line, head = _decode(raw, head)
@@ -138,7 +138,7 @@ def replay(path: Path, file: BinaryIO, follow: Callable[[Line], None], seen: Seq
     return head, end
 
 
-def lost(path: Path, one: Seen) -> Refused:
+def lost(path: Path, one: Mark) -> Refused:
     """Return the refusal of a file that is less than somebody knows of it."""
     return Refused(
         f"{path} has lost lines, or is another ledger: {one.by} knows {one.charged} releases",
@@ -192,14 +192,14 @@ def _damaged(path: Path, number: int, reason: object) -> Refused:
     return Refused(f"{path}, line {number}: {reason}", remedy)
 
 
-def _lock(path: Path, seen: Sequence[Seen]) -> int:
+def _lock(path: Path, marks: Sequence[Mark]) -> int:
     """Open and lock the file, which is made where nobody has seen it before."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | (0 if seen else os.O_CREAT), 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | (0 if marks else os.O_CREAT), 0o644)
     except OSError as error:
-        if error.errno == errno.ENOENT and seen:
-            raise lost(path, max(seen)) from None
+        if error.errno == errno.ENOENT and marks:
+            raise lost(path, max(marks)) from None
         raise Refused(f"{path}: {error.strerror}", mending(error, "choose a folder that can be written")) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe would be waited for
         os.close(descriptor)

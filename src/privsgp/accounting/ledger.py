@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Self, TypeVar
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
-from privsgp.accounting.chain import LONGEST, Chain, Seen, lost, replay
+from privsgp.accounting.chain import LONGEST, Chain, Mark, lost, replay
 from privsgp.accounting.mechanisms import Relation, described
 from privsgp.errors import Refused, mending
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from privsgp.accounting.chain import Line
 
 __all__ = [
-    "MOST_AHEAD", "Header", "Ledger", "Seen", "Segment", "first", "lost", "make_room", "read", "short", "together",
+    "MOST_AHEAD", "Header", "Ledger", "Mark", "Segment", "first", "lost", "make_room", "read", "short", "together",
 ]  # fmt: skip
 
 FORMATS = (2, 3)  # in 3 hashes of messages are BLAKE3
@@ -132,13 +132,13 @@ class Segment:
         match line:
             case str(digest):
                 step, at = self.following
-                self._note(step, 1, at, digest)
+                self._count_sent(step, 1, at, digest)
             case {"kind": "reserve", "first": first, "count": count, "attempt": at} if _whole(first, count, at):
                 self._reserve(first, count, at)
             case {"kind": "sent", "step": step, "attempt": at, "digest": str(digest)} if _whole(step, at):
-                self._note(step, 1, at, short(digest))
+                self._count_sent(step, 1, at, short(digest))
             case {"kind": "sent", "first": first, "count": count, "attempt": at} if _whole(first, count, at):
-                self._note(first, count, at)
+                self._count_sent(first, count, at)
             case {"kind": "return", "first": first, "count": count, "attempt": at} if _whole(first, count, at):
                 self._return(first, count, at)
             case {"kind": "close"}:
@@ -156,7 +156,7 @@ class Segment:
         self.stop, self.attempt = first + count, attempt
         self.charged += count
 
-    def _note(self, first: int, count: int, attempt: int, digest: str = "") -> None:
+    def _count_sent(self, first: int, count: int, attempt: int, digest: str = "") -> None:
         unpaid = attempt != self.attempt or first + count > self.stop or self.sent + count > self.charged
         if unpaid or not count:
             raise ValueError(f"step {first}, attempt {attempt} was never reserved")
@@ -196,17 +196,17 @@ class Ledger:
 
     @classmethod
     def open(
-        cls, path: Path | str, header: Header, seen: Sequence[Seen] = (), since: int = 0, *, commits: bool = False
+        cls, path: Path | str, header: Header, marks: Sequence[Mark] = (), since: int = 0, *, commits: bool = False
     ) -> Self:
         """Create the ledger, or continue the run that `header` names.
 
         All steps before `since` were sent. `commits` tells whether each step is made durable before it is sent.
 
-        Guarantee: no other run is in it, and until `unlock` no other process can write to it. All that `seen` knows is
+        Guarantee: no other run is in it, and until `unlock` no other process can write to it. All that `marks` knows is
         in it.
         """
         path, segments = Path(path), list[Segment]()
-        chain = Chain.open(path, partial(_follow, segments), seen)
+        chain = Chain.open(path, partial(_follow, segments), marks)
         try:
             _refuse_other_node(path, segments, header.node)
             if segments:
@@ -225,7 +225,7 @@ class Ledger:
         """Releases counted as spent in this run: all that were reserved and not returned."""
         return self.segment.charged
 
-    def seen(self) -> tuple[int, str]:
+    def mark(self) -> tuple[int, str]:
         """Return what may be kept elsewhere of this ledger, its charge and head: lines that outlive a power cut."""
         return self.charged, self._chain.durable
 
@@ -311,15 +311,15 @@ def _follow(segments: list[Segment], line: Line) -> None:
         raise ValueError("a ledger starts with an open line")
 
 
-def read(path: Path | str, seen: Sequence[Seen] = ()) -> list[Segment]:
-    """Return a ledger's runs in order, after checking every line; refuse one without what `seen` knows of it.
+def read(path: Path | str, marks: Sequence[Mark] = ()) -> list[Segment]:
+    """Return a ledger's runs in order, after checking every line; refuse one without what `marks` knows of it.
 
     Guarantee: `charged` of each segment is at least the number of messages that its node sent in it; not so in a
     simulation without hashes that was killed, resumed and stopped before it had sent the same messages again.
     """
     path, segments = Path(path), list[Segment]()
     with _opened(path) as file:
-        replay(path, file, partial(_follow, segments), seen)
+        replay(path, file, partial(_follow, segments), marks)
     _refuse_other_node(path, segments)
     return segments
 

@@ -85,14 +85,14 @@ def _sum(steps: int, rate: float, entry: float, drawn: float, other: float, delt
     counts, log_weights = _draws(steps, rate)
     shift = (steps * entry + counts * drawn) / math.sqrt(steps)
     ends = np.array([shift.min(), shift.max()]) if shift.size > 1 else shift
-    places = np.concatenate([e + np.linspace(-12.0, 12.0, _THRESHOLDS) for e in (*ends, 0.0, float(shift.mean()))])
+    thresholds = np.concatenate([e + np.linspace(-12.0, 12.0, _THRESHOLDS) for e in (*ends, 0.0, float(shift.mean()))])
 
     def sides(shifts: Logs) -> tuple[Logs, Logs]:
-        away = shifts[:, None] - places
+        away = shifts[:, None] - thresholds
         above, below = (special.logsumexp(log_weights[:, None] + special.log_ndtr(s * away), axis=0) for s in (1, -1))
         return above, below
 
-    without = sides(-shift) if other else (special.log_ndtr(-places), special.log_ndtr(places))
+    without = sides(-shift) if other else (special.log_ndtr(-thresholds), special.log_ndtr(thresholds))
     return _gain(sides(shift), without, delta)
 
 
@@ -116,10 +116,10 @@ def _draws(steps: int, rate: float) -> tuple[Logs, Logs]:
 def _largest(steps: int, rate: float, entry: float, drawn: float, other: float, delta: float) -> float:
     """Ask whether any message lies above a threshold."""
     high = max(drawn + entry, 0.0)
-    places = np.concatenate([e + np.linspace(-12.0, 12.0, _THRESHOLDS) for e in (0.0, high)])
+    thresholds = np.concatenate([e + np.linspace(-12.0, 12.0, _THRESHOLDS) for e in (0.0, high)])
 
     def some(undrawn: float, shift: float) -> tuple[Logs, Logs]:
-        above = (1 - rate) * special.ndtr(undrawn - places) + rate * special.ndtr(shift - places)
+        above = (1 - rate) * special.ndtr(undrawn - thresholds) + rate * special.ndtr(shift - thresholds)
         none = steps * np.log1p(-np.minimum(above, 1 - 1e-16))
         with np.errstate(divide="ignore"):
             return np.log(-np.expm1(none)), none

@@ -79,7 +79,7 @@ class Mechanism:
         return (self,)
 
     @property
-    def seen_together(self) -> int:
+    def summed_nodes(self) -> int:
         """How many nodes' messages are seen as one sum only; 1: every message is seen."""
         return 1
 
@@ -398,7 +398,7 @@ class Wrapper(Mechanism):
 
 for _question in (
     "auditable", "has_table", "sigma", "clip", "batch", "samples", "sampling", "kappa", "coordinates",
-    "amplified", "largest_shift", "kinds", "seen_together", "shared", "person", "weighted", "redo_limit",
+    "amplified", "largest_shift", "kinds", "summed_nodes", "shared", "person", "weighted", "redo_limit",
     "is_anchor", "at",
 ):  # fmt: skip
     setattr(Wrapper, _question, property(attrgetter(f"base.{_question}")))
@@ -448,7 +448,7 @@ class Summed(Wrapper):
         return base if nodes == 1 and nodes is not True else cls(base, nodes)
 
     @property
-    def seen_together(self) -> int:
+    def summed_nodes(self) -> int:
         """`nodes`."""
         return self.nodes
 
@@ -526,7 +526,7 @@ class PersonLevel(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.seen_together > 1 and self.correlation < 1:
+        if self.summed_nodes > 1 and self.correlation < 1:
             raise Refused(f"correlation = {self.correlation} of messages that are seen as a sum", "take 1")
 
     @property
@@ -542,7 +542,7 @@ class PersonLevel(Wrapper):
     @property
     def apart(self) -> bool:
         """Whether the person's sites have noise of their own, and each of their messages is seen: then they compose."""
-        return self.shared is None and self.seen_together == 1
+        return self.shared is None and self.summed_nodes == 1
 
     @property
     def together(self) -> float:

@@ -85,7 +85,7 @@ class PairwiseCovariance:
         """The standard deviation of the noise in the (weighted) average of all nodes' steps: the nodes' own is left."""
         return math.sqrt(math.fsum(self.own)) / self.nodes
 
-    def left(self, needed: Sequence[float]) -> float:
+    def remaining(self, needed: Sequence[float]) -> float:
         """Return the average's noise beside what it would be if each node added, on its own, what it needs."""
         n = self.nodes
         parts = zip(self.weights or [1 / n] * n, needed, strict=True)

@@ -45,7 +45,7 @@ TAIL = 1e-22  # the δ of one release at which its profile is cut
 TRUNCATION = 1e-15  # tilted mass that composition may cut
 RATIO = 1.04  # of neighbouring ε: 4 % of a loss is far below the spread of a sum of losses
 LONGEST = 1 << 21  # points of a composed distribution: half a second of FFT
-WORTH = 1e-3  # of δ: where more may be missing, tilting is tried
+TILT_ABOVE = 1e-3  # of δ: where more may be missing, tilting is tried
 CERTAIN = 0.01  # of δ: where more is missing although masses are tilted, no ε is given
 _HIGHEST = 40.0  # e^40 · TRUNCATION exceeds 1: beyond, a bound on δ says nothing
 
@@ -117,9 +117,9 @@ class _Loss(NamedTuple):
 
     def tilted(self, order: float) -> _Loss:
         """Return the same losses, tilted by `order` per point of the grid."""
-        places, mass = np.flatnonzero(self.mass), np.zeros_like(self.mass)
+        indices, mass = np.flatnonzero(self.mass), np.zeros_like(self.mass)
         moment = float(_log_moments(np.array([order]), [self], [1])[0])
-        mass[places] = np.exp(np.log(self.mass[places]) + order * places - moment)
+        mass[indices] = np.exp(np.log(self.mass[indices]) + order * indices - moment)
         # A mass is exact to 2⁻⁴⁰: the exponent is at most some thousand.
         return self._replace(mass=mass, tilt=order / self.interval, scale=moment + order * self.first + 2.0**-40)
 
@@ -215,7 +215,7 @@ def _losses(
     sticks = [(d.index, d.backward, d.forward) if reverse else (d.index, d.forward, d.backward) for d in dots]
     ones = [_connect(interval, *stick) for stick in sticks]
     plain = _composed(ones, counts)
-    if plain is None or plain.off <= WORTH * delta or plain.infinite == 1:
+    if plain is None or plain.off <= TILT_ABOVE * delta or plain.infinite == 1:
         return plain
     order = _order(ones, counts, delta)
     tilted = _composed([one.tilted(order) for one in ones], counts)
@@ -328,8 +328,8 @@ def _log_moments(orders: NDArray[np.float64], losses: Sequence[_Loss], counts: S
     """Return log Σ mass e^{order · place} of all losses together for each order; places count from the first."""
     total = np.zeros_like(orders)
     for loss, count in zip(losses, counts, strict=True):
-        places = np.flatnonzero(loss.mass)
-        terms = orders[:, None] * places + np.log(loss.mass[places])
+        indices = np.flatnonzero(loss.mass)
+        terms = orders[:, None] * indices + np.log(loss.mass[indices])
         top = terms.max(axis=1)
         total += count * (top + np.log(np.exp(terms - top[:, None]).sum(axis=1)))
     return total

@@ -263,8 +263,8 @@ def saga(rate: float, reach: float, shift: float, scale: float = 1.0) -> NDArray
     the path: its maximum is at E2, the corner or E1. Q‖P: quadrature on shapes above each piece of the path (saga.py).
     """
     ends = [_moments(rate, gram) for gram in _ends(rate, reach, shift, scale)]
-    geometry, places = Geometry(rate, reach, shift, scale), np.linspace(0.0, 2.0, 2 * _PIECES + 1)
-    pieces = [_backward_piece(geometry, *piece) for piece in pairwise(places.tolist())]
+    geometry, points = Geometry(rate, reach, shift, scale), np.linspace(0.0, 2.0, 2 * _PIECES + 1)
+    pieces = [_backward_piece(geometry, *piece) for piece in pairwise(points.tolist())]
     return np.asarray(np.max(ends + pieces, axis=0))
 
 

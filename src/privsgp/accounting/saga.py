@@ -79,10 +79,10 @@ class Geometry:
         """R = min(C, 2G)/G: a difference of two gradients is never longer than 2G."""
         return min(self.ratio, 2.0)
 
-    def shape(self, place: float) -> _Shape:
+    def shape(self, position: float) -> _Shape:
         """Return the shape at a place of the path."""
-        c2 = (self.reach * min(place, 1.0)) ** 2
-        t2 = 1 - (max(place, 1.0) - 1) * (1 - (1 - self.reach) ** 2)
+        c2 = (self.reach * min(position, 1.0)) ** 2
+        t2 = 1 - (max(position, 1.0) - 1) * (1 - (1 - self.reach) ** 2)
         return _Shape(1.0, (1 + c2 - t2) / 2, c2)
 
     def at(self, shape: _Shape, epsilon: NDArray[np.float64], *, backward: bool) -> NDArray[np.float64]:
@@ -108,7 +108,7 @@ class Geometry:
 
     def outline(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the larger hockey stick of a few pairs that occur: quick, and a little below the supremum."""
-        ends = [self.shape(place) for place in (0.0, 1.0, 2.0)]
+        ends = [self.shape(position) for position in (0.0, 1.0, 2.0)]
         sticks = [self.at(end, epsilon, backward=back) for end in ends for back in (False, True)]
         return np.asarray(np.max(sticks, axis=0))
 
@@ -122,16 +122,16 @@ class Geometry:
 
     def _supremum(self, epsilon: NDArray[np.float64], *, backward: bool) -> NDArray[np.float64]:
         """Branch and bound over the path, for all ε together: each piece carries the ε it still matters for."""
-        places = np.linspace(0.0, 2.0, 9)
-        known = np.max([self.at(self.shape(p), epsilon, backward=backward) for p in places], axis=0)
+        positions = np.linspace(0.0, 2.0, 9)
+        known = np.max([self.at(self.shape(p), epsilon, backward=backward) for p in positions], axis=0)
         bound = known.copy()
-        pieces = deque((p, p + 0.25, np.arange(epsilon.size)) for p in places[:-1])
-        seen = 0
+        pieces = deque((p, p + 0.25, np.arange(epsilon.size)) for p in positions[:-1])
+        tried = 0
         while pieces:
-            seen += 1
+            tried += 1
             start, stop, where = pieces.popleft()
             worst = self._worst(start, stop, epsilon[where], backward=backward)
-            closed = (worst <= known[where] * (1 + TOLERANCE)) | (seen + len(pieces) > PIECES)
+            closed = (worst <= known[where] * (1 + TOLERANCE)) | (tried + len(pieces) > PIECES)
             bound[where[closed]] = np.maximum(bound[where[closed]], worst[closed])
             if (rest := where[~closed]).size:
                 middle = (start + stop) / 2
@@ -165,7 +165,7 @@ class Ends(Geometry):
     """Only the ends of the path: quick and a little too small, for a search whose result is certified afterwards."""
 
     def _supremum(self, epsilon: NDArray[np.float64], *, backward: bool) -> NDArray[np.float64]:
-        ends = [self.at(self.shape(place), epsilon, backward=backward) for place in (0.0, 1.0, 2.0)]
+        ends = [self.at(self.shape(position), epsilon, backward=backward) for position in (0.0, 1.0, 2.0)]
         return np.asarray(np.max(ends, axis=0))
 
 

@@ -53,7 +53,7 @@ class Cost:
                 math.fsum(getattr(cost, name) for cost in costs) for name in ("tail", "variance", "variation")
             )
             return cls(tail, variance, max(cost.widest for cost in costs), variation)
-        d, nodes = mechanism.coordinates, mechanism.seen_together  # a sum's guarantee rests on all its nodes' noise
+        d, nodes = mechanism.coordinates, mechanism.summed_nodes  # a sum's guarantee rests on all its nodes' noise
         if not d or not steps:
             return cls(0.0, 0.0, 0.0)
         if mechanism.shared is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from privsgp.accounting.ledger import Seen, Segment
+    from privsgp.accounting.ledger import Mark, Segment
     from privsgp.accounting.mechanisms import Mechanism, Relation
 
 DELTA = 1e-5  # where a run fixed σ and named no budget, ε is told at this δ
@@ -59,36 +59,36 @@ class Statement:
         return dataclasses.asdict(self) | {"epsilon": finite(self.epsilon), "by_sites": by_sites}
 
 
-def statements(place: Path) -> list[Statement]:
+def statements(path: Path) -> list[Statement]:
     """Return one statement for every ledger of a run folder, a ledger folder or a single file, in node order.
 
     Guarantee: ε covers at least everything the node sent: what was reserved and not returned counts as spent.
     Assumes: the files are complete up to their last line. A cut end, or a lost file, is refused if this user's budget
     book knows more.
     """
-    files, book = _files(place), Book()
-    known = lru_cache(book.seen)
+    files, book = _files(path), Book()
+    known = lru_cache(book.marks)
     found = [_read(path, known) for path in files]
-    if not place.is_file():
+    if not path.is_file():
         nodes, ledgers = [segments[-1].header.node for segments in found], files[0].parent
         if (gone := book.missing(found[0][0].header.run, ledgers.parent, nodes)) is not None:
             raise ledger.lost(ledgers / f"node-{gone[0]}.jsonl", gone[1])
     return sorted(map(_statement, found), key=lambda statement: statement.node)
 
 
-def _read(path: Path, known: Callable[[str], dict[int, list[Seen]]]) -> list[Segment]:
+def _read(path: Path, known: Callable[[str], dict[int, list[Mark]]]) -> list[Segment]:
     header = ledger.first(path)
     if header is None:
         raise Refused(f"{path} has not a single complete line", "remove it: nothing was spent from it")
     return ledger.read(path, known(header.run).get(header.node, []))
 
 
-def _files(place: Path) -> list[Path]:
-    if place.is_file():
-        return [place]
-    files = [*place.glob("node-*.jsonl"), *place.glob("ledger/node-*.jsonl")]
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    files = [*path.glob("node-*.jsonl"), *path.glob("ledger/node-*.jsonl")]
     if not files:
-        raise Refused(f"no ledger in {place}", "name a run folder that has ledger/node-<i>.jsonl")
+        raise Refused(f"no ledger in {path}", "name a run folder that has ledger/node-<i>.jsonl")
     return files
 
 

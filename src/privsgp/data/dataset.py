@@ -102,14 +102,14 @@ def from_arrays(
     task: Task = "classification",
     classes: int | None = None,
     vocabulary: int | None = None,
-    settled: bool = True,
+    classes_known: bool = True,
     several: bool = False,
 ) -> Dataset:
     """Check the arrays and make them a `Dataset`; uint8 inputs are divided by 255, others are taken as they are.
 
-    With a `vocabulary` inputs are tokens, whole numbers below it, and stay so. Without `settled`, `settle` is still to
-    check the range of the labels, for which one site's labels may not be enough. With `several`, a sample may have any
-    array of labels or numbers.
+    With a `vocabulary` inputs are tokens, whole numbers below it, and stay so. Without `classes_known`, labels are not
+    checked: the caller calls `with_classes` once it has all sites' labels. With `several`, a sample may have any array
+    of labels or numbers.
 
     Assumes: the number of classes is public. Without `classes` it is counted in `y_test`, and only where there is no
     test set in `y`, which is for simulations: one record of a node must not change the shape of the model.
@@ -120,7 +120,7 @@ def from_arrays(
     dataset = Dataset(name, *train, None, None, None, vocabulary=vocabulary)
     if x_test is not None:
         dataset = with_tests(dataset, *_pair(x_test, y_test, name, "_test", task, vocabulary, several=several))
-    return settle(dataset, classes) if settled and task == "classification" else dataset
+    return with_classes(dataset, classes) if classes_known and task == "classification" else dataset
 
 
 def with_tests(dataset: Dataset, x_test: Inputs, y_test: Targets) -> Dataset:
@@ -136,7 +136,7 @@ def _refuse_shapes(name: str, key: str, first: Array, where: str, other: Array) 
         raise Refused(what, "give all samples, of all sites and of the test data, the same shape")
 
 
-def settle(dataset: Dataset, classes: int | None) -> Dataset:
+def with_classes(dataset: Dataset, classes: int | None) -> Dataset:
     """Fix the number of classes, given or counted, and refuse labels outside it."""
     dataset = _counted(dataset) if classes is None else replace(dataset, classes=classes, counted="")
     _refuse_outside(dataset, dataset.classes or 0)

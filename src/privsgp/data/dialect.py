@@ -67,8 +67,8 @@ class Dialect(Options):
         texts = pc.utf8_trim_whitespace(column.cast("string"))
         gone = pc.is_in(texts, pa.array([code for code in self.missing if code not in words], "string"))
         if words:
-            place = pc.index_in(texts, pa.array(list(words), "string"))
-            texts = pc.coalesce(pc.take(pa.array(list(words.values()), "string"), place), texts)
+            found = pc.index_in(texts, pa.array(list(words), "string"))
+            texts = pc.coalesce(pc.take(pa.array(list(words.values()), "string"), found), texts)
         if changes and text:
             thousands, decimal = re.escape(self.thousands), re.escape(self.decimal)
             plain = pc.replace_substring(texts, self.thousands, "") if self.thousands else texts
@@ -77,17 +77,17 @@ class Dialect(Options):
         return pc.if_else(pc.fill_null(gone, fill_value=False), pa.scalar(None, "string"), texts)
 
 
-def beside(path: Path) -> Path:
+def path_for(path: Path) -> Path:
     """Return where the dialect of a table lies, if it has one."""
     return path.with_suffix(".dialect.toml")
 
 
 def of(path: Path) -> Dialect | None:
     """Read the dialect beside a table; None: there is none."""
-    place = beside(path)
-    if not place.exists():
+    own = path_for(path)
+    if not own.exists():
         return None
     try:
-        return Dialect.model_validate(read_toml(place, "dialect", _SEE))
+        return Dialect.model_validate(read_toml(own, "dialect", _SEE))
     except ValidationError as error:
-        raise refusal(error, str(place)) from error
+        raise refusal(error, str(own)) from error

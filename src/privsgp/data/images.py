@@ -69,18 +69,18 @@ def _labelled(folder: Path, labels: list[str]) -> list[tuple[Path, int]]:
     return [(path, number) for number, name in enumerate(labels) for path in _files(folder / name)]
 
 
-def read_bare_images(place: Path, options: ImageOptions) -> NDArray[np.uint8]:
+def read_bare_images(path: Path, options: ImageOptions) -> NDArray[np.uint8]:
     """Read images whose classes nobody needs: one, those of a folder, or those in its class folders."""
-    return _images(place, bare_images(place, options.labels), options)
+    return _images(path, bare_images(path, options.labels), options)
 
 
-def bare_images(place: Path, labels: list[str]) -> list[Path]:
+def bare_images(path: Path, labels: list[str]) -> list[Path]:
     """Return an image alone, or those of a folder, in the order that they are read in."""
-    if is_image(place):
-        return [place]
-    if place.is_dir() and class_folders(place):
-        return [path for path, _ in _labelled(place, labels)]
-    return _files(place)
+    if is_image(path):
+        return [path]
+    if path.is_dir() and class_folders(path):
+        return [image for image, _ in _labelled(path, labels)]
+    return _files(path)
 
 
 def is_image(path: Path) -> bool:
@@ -88,9 +88,9 @@ def is_image(path: Path) -> bool:
     return path.suffix.lower() in ENDINGS and not path.is_dir()
 
 
-def _images(place: Path, paths: list[Path], options: ImageOptions) -> NDArray[np.uint8]:
+def _images(where: Path, paths: list[Path], options: ImageOptions) -> NDArray[np.uint8]:
     if not paths:
-        raise Refused(f"{place} has no image", f"put files that end in {', '.join(ENDINGS)} there, in class folders")
+        raise Refused(f"{where} has no image", f"put files that end in {', '.join(ENDINGS)} there, in class folders")
     first = _image(paths[0], options)
     devices.refuse_vast(
         5 * first.size * len(paths),  # bytes, and the same as float32

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from privsgp.data import tables
-from privsgp.data.dataset import Dataset, Task, from_arrays, pool, settle, with_tests
+from privsgp.data.dataset import Dataset, Task, from_arrays, pool, with_classes, with_tests
 from privsgp.data.files import read_npz
 from privsgp.data.hashes import hashes
 from privsgp.data.images import ImageOptions, class_folders, persons_of_images, read_bare_images, read_images
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from privsgp.data.hashes import Hashes
     from privsgp.data.schema import Schema
 
-    Tell = Callable[[str], None]
+    Say = Callable[[str], None]
 
 _KINDS = ".npz, .csv or .parquet"
 _HERE = Path()
@@ -80,7 +80,7 @@ def load(
     if name not in PUBLISHED and (is_file(name) or form.fits(Path(name))):
         found = read_file(file_path(name, data_dir), task, form, own=own)
         dataset = replace(found.dataset, name=name)
-        return dataset if task == "regression" else settle(dataset, classes or found.classes)
+        return dataset if task == "regression" else with_classes(dataset, classes or found.classes)
     if name not in PUBLISHED:
         raise Refused(f"data.name = {name!r} is unknown", f"use {', '.join(PUBLISHED)} or the path of a file: {_KINDS}")
     known = PUBLISHED[name]
@@ -99,7 +99,7 @@ def is_file(name: str) -> bool:
 class Found(NamedTuple):
     """The unchecked content of a file or frame; `classes` and `task` where it says what they are.
 
-    `told` is what happened to single values of it, for the site's own eyes.
+    `notes` is what happened to single values of it, for the site's own eyes.
     """
 
     x: Array
@@ -108,7 +108,7 @@ class Found(NamedTuple):
     y_test: Array | None = None
     classes: Any = None
     task: Task | None = None
-    told: Sequence[str] = ()
+    notes: Sequence[str] = ()
     rows: Hashes | None = None  # of a table
     named: Named | None = None  # whose rows they are
 
@@ -118,7 +118,7 @@ class LoadedData(NamedTuple):
 
     dataset: Dataset
     classes: int | None
-    told: Sequence[str]
+    notes: Sequence[str]
 
 
 def read_file(path: Path, task: Task, form: Form = PLAIN, *, own: bool = False) -> LoadedData:
@@ -141,15 +141,15 @@ def _checked(found: Found, where: str, task: Task, form: Form) -> LoadedData:
         remedy = "take model.loss = 'mse' for numbers, 'cross-entropy' or 'binary' for classes"
         raise Refused(f"{where}: the schema's target is for {found.task}, and the loss is for {task}", remedy)
     given: Any = found[:4]
-    dataset = from_arrays(*given, name=where, task=task, vocabulary=form.tokens, settled=False)
-    dataset, told = replace(dataset, rows=found.rows), list(found.told)
+    dataset = from_arrays(*given, name=where, task=task, vocabulary=form.tokens, classes_known=False)
+    dataset, notes = replace(dataset, rows=found.rows), list(found.notes)
     if form.persons is not None:
         dataset, cut = by_person(dataset, found.named, form.persons)
-        told += cut
+        notes += cut
     count = None if found.classes is None else np.asarray(found.classes)
     if count is not None and (count.ndim or count.dtype.kind not in "iu" or count < 1):
         raise Refused(f"{where}: classes = {count}", "store one positive whole number")
-    return LoadedData(dataset, None if count is None else int(count), told)
+    return LoadedData(dataset, None if count is None else int(count), notes)
 
 
 def by_person(dataset: Dataset, found: Named | None, options: PersonOptions) -> tuple[Dataset, list[str]]:
@@ -168,7 +168,7 @@ def read_arrays(path: Path, form: Form, *, labelled: bool = True, own: bool = Fa
         labels = form.text.labels
         texts = read_texts(path, form.text, labelled=labelled, persons=form.persons, own=own)
         count = None if labels is None else len(labels)
-        return Found(texts.x, texts.y, classes=count, told=texts.told, named=texts.named)
+        return Found(texts.x, texts.y, classes=count, notes=texts.notes, named=texts.named)
     if path.is_dir() or (form.images is not None and path.suffix != ".npz"):
         return _read_images(path, form, labelled=labelled)
     if is_table(path.name):
@@ -193,9 +193,9 @@ def _named(path: Path, persons: PersonOptions) -> Named:
 
 
 def _encoded(table: tables.Table, schema: Schema, where: str) -> Found:
-    told = [f"{where}: {line}" for line in table.told]
+    notes = [f"{where}: {line}" for line in table.notes]
     return Found(
-        table.x, table.y, classes=schema.classes, task=schema.task, told=told, rows=table.rows, named=table.named
+        table.x, table.y, classes=schema.classes, task=schema.task, notes=notes, rows=table.rows, named=table.named
     )
 
 
@@ -233,17 +233,17 @@ def with_test(dataset: Dataset, path: Path | None, form: Form) -> Dataset:
     x, y = (found.x, found.y) if found.x_test is None or found.y_test is None else (found.x_test, found.y_test)
     tested = with_tests(dataset, x, y)
     own = "y" if dataset.counted == "y_test" else dataset.counted  # those labels were the site's own, and are gone
-    return tested if dataset.classes is None else replace(settle(tested, dataset.classes), counted=own)
+    return tested if dataset.classes is None else replace(with_classes(tested, dataset.classes), counted=own)
 
 
 def load_sites(
     template: str, nodes: Sequence[int], *, task: Task = "classification", classes: int | None = None,
-    form: Form = PLAIN, base: Path = _HERE, names: Sequence[str] | None = None, tell: Tell = lambda _line: None,
+    form: Form = PLAIN, base: Path = _HERE, names: Sequence[str] | None = None, say: Say = lambda _line: None,
     look: Callable[[Dataset], None] = lambda _one: None,
 ) -> tuple[Dataset, list[NDArray[np.int64]]]:  # fmt: skip
     """Each node's own file (see `site_paths`), pooled, and which rows are whose.
 
-    Test sets are pooled too; a site may have none. `tell` reports what happened to single values, to their owner only.
+    Test sets are pooled too; a site may have none. `say` reports what happened to single values, to their owner only.
     `look` may refuse what one file holds.
     """
     paths = site_paths(template, nodes, base, names)
@@ -253,8 +253,8 @@ def load_sites(
     declared = {one.classes for one in found if one.classes is not None}
     if classes is None and len(declared) > 1:
         raise Refused(f"{template}: `classes` is {sorted(declared)} in different files", "store one number in all")
-    for line in (line for one in found for line in one.told):
-        tell(line)
+    for line in (line for one in found for line in one.notes):
+        say(line)
     return pool([one.dataset for one in found], template, classes or next(iter(declared), None))
 
 

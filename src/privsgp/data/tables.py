@@ -87,12 +87,12 @@ class Table(NamedTuple):
     repeating: Sequence[str] = ()  # warnings of columns that may say so, if nobody asked
 
     @property
-    def told(self) -> list[str]:
+    def notes(self) -> list[str]:
         """What was filled in, clipped or unknown; for the site's own eyes."""
-        return [*self.repeating, *told(self.counts)]
+        return [*self.repeating, *count_notes(self.counts)]
 
 
-def told(counts: dict[str, Count]) -> list[str]:
+def count_notes(counts: dict[str, Count]) -> list[str]:
     """Return what was filled in, clipped or unknown, column by column; for the site's own eyes."""
     return [f"{name}: {n} {COUNTED[what]}" for name, all_ in counts.items() for what, n in all_.items() if n]
 
@@ -142,7 +142,7 @@ def both(path: Path) -> tuple[Any, Any]:
     known = raw
     if dialect.encoding != "utf-8":
         raw = _raw(path, dialect, as_bytes=True)  # the encoding that a dialect names changes no row
-    return raw, dialect.applied(known, str(dialects.beside(path)))
+    return raw, dialect.applied(known, str(dialects.path_for(path)))
 
 
 def _raw(path: Path, dialect: Dialect, *, as_bytes: bool) -> Any:  # noqa: ANN401 - pyarrow has no types
@@ -211,7 +211,7 @@ def _utf8(path: Path, raw: bytes, encoding: str, *, as_bytes: bool) -> bytes:
     if at >= 0:
         line = raw.count(b"\n", 0, at) + 1
         remedy = (
-            f"name its encoding in {dialects.beside(path).name}, or save it as CSV in UTF-8; double quotes in quotes"
+            f"name its encoding in {dialects.path_for(path).name}, or save it as CSV in UTF-8; double quotes in quotes"
         )
         raise Refused(f"{path}, line {line}: {what}", remedy)
     return text.encode()

@@ -68,7 +68,7 @@ class Texts(NamedTuple):
     x: NDArray[np.int64]
     y: NDArray[Any] | None = None
     named: Named | None = None
-    told: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
 
 def read_texts(
@@ -88,8 +88,8 @@ def read_texts(
     rows = [row for _, row in found]
     if persons is not None:
         return Texts(options.encoded(texts), np.array(classes), _whose(path, rows, persons))
-    told = [f"{path}: {line}" for line in _repeating(rows, options)] if own else []
-    return Texts(options.encoded(texts), np.array(classes), told=told)
+    notes = [f"{path}: {line}" for line in _repeating(rows, options)] if own else []
+    return Texts(options.encoded(texts), np.array(classes), notes=notes)
 
 
 def _whose(path: Path, rows: list[dict[str, Any]], persons: PersonOptions) -> Named:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from privsgp.accounting.ledger import Seen
+    from privsgp.accounting.ledger import Mark
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
@@ -61,7 +61,7 @@ class BudgetGuard:
         # From a GPU the bytes never come to the host; of what only a sum may be seen, a hash would be seen too. Secret
         # noise never comes again: of messages that nobody else gets, there is nothing to compare a hash with.
         compared = device_of(spec.device).in_host_memory and (self._knows_unsent or not self.world.alone)
-        self._hashes = compared and (spec.simulation or spec.mechanisms[0].seen_together == 1)
+        self._hashes = compared and (spec.simulation or spec.mechanisms[0].summed_nodes == 1)
 
     def __enter__(self) -> Self:
         self.spec.protection.refuse_overspending(self.spec.here)
@@ -77,12 +77,12 @@ class BudgetGuard:
         self.ledgers = [opened.enter_context(self._open(i, known.get(i, []))) for i in here]
         self._remember()
 
-    def _open(self, i: int, known: list[Seen]) -> Ledger:
+    def _open(self, i: int, known: list[Mark]) -> Ledger:
         """Open a node's ledger: what the run's folder knows of it, and what is known outside, must be in it."""
         header = self._header(i)
         since = self._since if self._commits else self.spec.released(i, self._since)
-        seen = known + ([] if self._book is None else self._book.seen(header.run).get(i, []))
-        return Ledger.open(self.folder.ledger(i), header, seen, since, commits=self._commits)
+        marks = known + ([] if self._book is None else self._book.marks(header.run).get(i, []))
+        return Ledger.open(self.folder.ledger(i), header, marks, since, commits=self._commits)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.ledgers and kind is None:
@@ -244,7 +244,7 @@ class BudgetGuard:
 
 def heads(ledgers: Sequence[Ledger]) -> dict[int, tuple[int, str]]:
     """Return by node what is charged in a ledger, and its head."""
-    return {one.segment.header.node: one.seen() for one in ledgers}
+    return {one.segment.header.node: one.mark() for one in ledgers}
 
 
 def _digest(message: Tensor) -> str:

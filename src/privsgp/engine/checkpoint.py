@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
-from privsgp.accounting.ledger import Seen
+from privsgp.accounting.ledger import Mark
 from privsgp.algorithms import State
 from privsgp.devices import in_threads
 from privsgp.engine.folder import write_tensors
@@ -90,12 +90,12 @@ def read_progress(path: Path) -> Progress:
         return Progress(**json.loads(metadata["progress"]))
 
 
-def known_ledgers(folder: Folder) -> dict[int, list[Seen]]:
+def known_ledgers(folder: Folder) -> dict[int, list[Mark]]:
     """Return what the checkpoints of a run know of each node's ledger."""
-    known: dict[int, list[Seen]] = {}
+    known: dict[int, list[Mark]] = {}
     for path in (folder.checkpoint_before, folder.checkpoint):
         for node, (charged, head) in read_progress(path).ledgers.items() if path.exists() else ():
-            known.setdefault(int(node), []).append(Seen(charged, head, "the checkpoint"))
+            known.setdefault(int(node), []).append(Mark(charged, head, "the checkpoint"))
     return known
 
 

@@ -111,7 +111,7 @@ class Evaluator:
             self.keep({"final": k} | measured)  # not a step of its own
         if not self.spec.share_metrics:
             return {}
-        for line in measured.get(metrics.DULL, ()):
+        for line in measured.get(metrics.NO_BETTER, ()):
             _LOG.warning("warning: %s", line)
         return measured
 

@@ -77,8 +77,8 @@ class Planner:
         whole = max(steps - steps % every, every)  # K is a multiple of the steps of a message
         steps, distance = whole, distance * (whole / steps)
         spec = self.spec(noise, steps)
-        score, left = self.rehearsal.mean_score(spec, distance), self.rehearsal.moved(spec, distance)
-        return Choice(method, batch, steps, distance / steps, noise, score, left)
+        score, moved = self.rehearsal.mean_score(spec, distance), self.rehearsal.moved(spec, distance)
+        return Choice(method, batch, steps, distance / steps, noise, score, moved)
 
     def _open(self, noise: NoiseNeeded, steps: int | None, step_size: float | None) -> tuple[int, float]:
         """Return (K, T) where at most one of K and γ is given."""
@@ -111,7 +111,7 @@ class Planner:
 
     def spec(self, noise: NoiseNeeded, steps: int) -> RehearsalSpec:
         """Return what is rehearsed of a run of so many steps."""
-        n, method = self.network, noise.settled(steps)
+        n, method = self.network, noise.scaled_method(steps)
         kappa = noise.in_average(steps) / math.sqrt(n.nodes * steps)
         return RehearsalSpec(method.algorithm, method.settings, kappa, steps * noise.batch / n.mean_samples)
 
@@ -150,7 +150,7 @@ def best_batch(n: Network) -> float:
 def planner(network: Network, rehearsal: Rehearsal, clip: float) -> Planner:
     """Return a planner with its constants estimated on the stage, over about as far as a run will go."""
     shift = gaussian_shift(network.epsilon, network.delta)
-    kappa = network.left * clip / (network.mean_samples * shift * math.sqrt(network.nodes))
+    kappa = network.remaining * clip / (network.mean_samples * shift * math.sqrt(network.nodes))
     return Planner(network, rehearsal, constants(rehearsal, clip, rehearsal.guess(kappa), network.mean_samples))
 
 

@@ -88,7 +88,7 @@ class Network:
         )
 
     @cached_property
-    def left(self) -> float:
+    def remaining(self) -> float:
         """The share of the average's noise that sharing leaves: 1 where noise is not shared."""
         shared = self.covariance(self.noises)
         return 1.0 if shared is None else shared.average_sigma / self.independent
@@ -165,15 +165,15 @@ class NoiseNeeded:
         n, bare = self.network, self.method.mechanism(self.batch, round(self.network.mean_samples)).weighted
         if bare is None or not self.method.scaled:
             return self.method.settings.difference_scale
-        return calibration.largest(bare, n.releases(steps), *max(n.budgets), n.relation, n.left)
+        return calibration.largest(bare, n.releases(steps), *max(n.budgets), n.relation, n.remaining)
 
-    def settled(self, steps: int) -> Method:
+    def scaled_method(self, steps: int) -> Method:
         """Return the method with a number for θ."""
         return self.method.changed(difference_scale=self.scale(steps)) if self.method.scaled else self.method
 
     def sigma(self, steps: int, budget: Budget) -> float:
         """Return σ of a node with J̄ samples and this budget."""
-        n, mechanism = self.network, self.settled(steps).mechanism(self.batch, round(self.network.mean_samples))
+        n, mechanism = self.network, self.scaled_method(steps).mechanism(self.batch, round(self.network.mean_samples))
         if n.nominal:
             return float(plugins.formula(n.accountant).sigma(mechanism, steps, *budget))
         return calibration.rough_sigma(n.counted(mechanism), n.releases(steps), *budget, n.relation)
@@ -184,7 +184,7 @@ class NoiseNeeded:
 
     def in_average(self, steps: int) -> float:
         """Return √n times the noise in the average: what `common` would be if noise were independent."""
-        return self.network.left * self.common(steps)
+        return self.network.remaining * self.common(steps)
 
     def each(self, steps: int) -> list[float]:
         """Return σ_i of every node; σJ/G depends on nothing but the rate and the budget."""

@@ -18,7 +18,7 @@ from privsgp.files import finite, in_units
 from privsgp.models import per_sample
 from privsgp.planner.choose import LENGTHS
 from privsgp.planner.stand_in import NONE
-from privsgp.runs import worth
+from privsgp.runs import benefit
 from privsgp.runs.problem import careless_delta
 from privsgp.runs.views import span
 from privsgp.transport.rounding import width
@@ -177,11 +177,11 @@ class Plan:
         if covariance is None or n.sharing is None:
             return None
         made = c.method.mechanism(c.batch, round(n.mean_samples)).with_sigma(c.noise.common(c.steps))
-        alike = n.sharing.solved(made.sigma, n.pair_ratio)
-        mechanism = n.sharing.counted(made, alike)
-        told = n.sharing.summary(alike, mechanism, n.releases(c.steps), n.delta, n.relation, n.counted)
+        sigmas = n.sharing.solved(made.sigma, n.pair_ratio)
+        mechanism = n.sharing.counted(made, sigmas)
+        summary = n.sharing.summary(sigmas, mechanism, n.releases(c.steps), n.delta, n.relation, n.counted)
         mean = {"average_sigma": covariance.average_sigma, "message_sigma": covariance.message_sigma}
-        return told | mean | {"independent_noise_in_average": self.deviation(c) / n.left}
+        return summary | mean | {"independent_noise_in_average": self.deviation(c) / n.remaining}
 
     @cached_property
     def by_sites(self) -> list[tuple[int, float]]:
@@ -332,18 +332,18 @@ def _alone(run: Samples, rows: int, *, timed: bool) -> float:
     """Return the test loss of a site's own model without noise, learnt from so many rows."""
     x, y, x_test, y_test = (part.numpy() for part in run[:4])
     if timed:
-        return worth.survival_loss_alone(x[:rows], y[:rows], x_test, y_test)
+        return benefit.survival_loss_alone(x[:rows], y[:rows], x_test, y_test)
     if not run.y.is_floating_point() and bool((run.y[:rows] == run.y[0]).all()):
         return _constant(run.y_test, timed=False)
     classes = None if run.y.is_floating_point() else int(run.y_test.max()) + 1
-    return worth.loss_alone(x[:rows], y[:rows], x_test, y_test, classes)
+    return benefit.loss_alone(x[:rows], y[:rows], x_test, y_test, classes)
 
 
 def _constant(targets: Tensor, *, timed: bool) -> float:
     """Return the test loss of the best constant guess: the entropy of the classes or hazards, or the variance."""
     if timed:
         same, y = np.zeros((len(targets), 1), np.float32), targets.numpy()
-        return worth.survival_loss_alone(same, y, same, y)
+        return benefit.survival_loss_alone(same, y, same, y)
     if targets.is_floating_point():
         return float(targets.double().var(0, correction=0).mean())
     p = targets.bincount().double() / len(targets)

@@ -56,7 +56,7 @@ class RehearsalSpec:
         return min(1.0, self.visits / STEPS)
 
     @property
-    def alike(self) -> RehearsalSpec:
+    def equivalent(self) -> RehearsalSpec:
         """Return what is rehearsed in its place: κ rounded, and the simplest method that takes the same coarse steps.
 
         If a step sees all samples, no entry of a table is old. If θ ≤ q, the estimate is SAG's.
@@ -129,7 +129,7 @@ class Rehearsal:
 
     def losses(self, spec: RehearsalSpec, distance: float) -> list[float]:
         """Return the test loss of every run, of a rehearsal of nearly this."""
-        spec, distance = spec.alike, _near(distance, DISTANCES)
+        spec, distance = spec.equivalent, _near(distance, DISTANCES)
         key = f"{spec!r} {distance!r}"
         if key not in self._losses:
             self._losses[key] = [self.test_loss(x, run) for run, x in enumerate(self.ends(spec, distance))]
@@ -145,7 +145,7 @@ class Rehearsal:
 
         Curvature makes it less than 1.
         """
-        spec, distance = spec.alike, _near(distance, DISTANCES)
+        spec, distance = spec.equivalent, _near(distance, DISTANCES)
         if not spec.noise:
             return 1.0
         noisy, quiet = (self.ends(s, distance).clone() for s in (spec, replace(spec, noise=0.0)))

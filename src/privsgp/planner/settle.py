@@ -225,12 +225,12 @@ def _as_started(config: Config, started: Path) -> Config:
     """Return the configuration with the numbers that a run began with."""
     old = configs.started(started)
     values = {f"algorithm.{key}": getattr(old.algorithm, key) for key in config.algorithm.auto}
-    return config.settled(values | ({CLIP: old.privacy.clip} if CLIP in config.auto else {}))
+    return config.with_planned(values | ({CLIP: old.privacy.clip} if CLIP in config.auto else {}))
 
 
 def apply(config: Config, plan: Plan) -> Config:
     """Put the plan's choices where the configuration says "auto"."""
-    return config.settled({_key(key): value for key, value in _values(config, plan).items()})
+    return config.with_planned({_key(key): value for key, value in _values(config, plan).items()})
 
 
 def _values(config: Config, plan: Plan) -> dict[str, Any]:

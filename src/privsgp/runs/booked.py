@@ -48,8 +48,8 @@ def records_of(hashes: Hashes, dataset: Dataset, parts: Sequence[NDArray[np.int6
         known = np.column_stack([known[:, 0], known[:, 1 % known.shape[1]], whose[:, 0]])
     found = []
     for rows in parts:
-        told = (hashes[rows], dataset.y[rows], whose[rows])
-        digest = hashlib.sha256(b"".join(part.tobytes() for part in told)).hexdigest()
+        fields = (hashes[rows], dataset.y[rows], whose[rows])
+        digest = hashlib.sha256(b"".join(part.tobytes() for part in fields)).hexdigest()
         found.append(Records(digest, known[rows]))
     return found
 

@@ -81,22 +81,22 @@ def with_scale(config: Config, samples: Sequence[int], started: Config | None = 
     steps = a.steps + spare(config)
     if p.epsilon is None:
         i = min(nodes, key=lambda i: mechanisms[i].samples * mechanisms[i].sigma)
-        left = _left(config, samples, [m.sigma for m in mechanisms])
-        found = calibration.largest_at(mechanisms[i], steps, deltas[i], p.relation, left)
+        remaining = _remaining(config, samples, [m.sigma for m in mechanisms])
+        found = calibration.largest_at(mechanisms[i], steps, deltas[i], p.relation, remaining)
     else:
         budgets = list(zip(per_node(p.epsilon, len(samples)), deltas, strict=True))
         i = max(nodes, key=lambda i: budgets[i])
-        left = _left(config, samples, calibration.relative_noise(budgets, samples))
-        found = calibration.largest(mechanisms[i], steps, *budgets[i], p.relation, left)
+        remaining = _remaining(config, samples, calibration.relative_noise(budgets, samples))
+        found = calibration.largest(mechanisms[i], steps, *budgets[i], p.relation, remaining)
     return config.with_algorithm(difference_scale=found)
 
 
-def _left(config: Config, samples: Sequence[int], needed: Sequence[float]) -> float:
+def _remaining(config: Config, samples: Sequence[int], needed: Sequence[float]) -> float:
     """Return what sharing leaves of the noise in the average: 1 where it is not shared."""
     if not config.pairwise:
         return 1.0
     weights = node_weights(config.algorithm.weights, samples, needed, shared=True)
-    return solve(needed, config.honest, config.pair_ratio, weights).left(needed)
+    return solve(needed, config.honest, config.pair_ratio, weights).remaining(needed)
 
 
 def difference_clip(config: Config) -> float | None:
@@ -178,8 +178,8 @@ def calibrate_nodes(
     covariance, curve = None, None
     if config.pairwise:
         covariance = shared_noise.share_noise(config, samples, [m.sigma for m in mechanisms], world, agreed)
-        least, worth = min(covariance.own_sigma), covariance.effective(config.honest)
-        bases = [m.changed(coordinates=coordinates, sigma=sigma) for m, sigma in zip(bare, worth, strict=True)]
+        least, effective = min(covariance.own_sigma), covariance.effective(config.honest)
+        bases = [m.changed(coordinates=coordinates, sigma=sigma) for m, sigma in zip(bare, effective, strict=True)]
         shared = [Shared(m, config.honest, n - 1, least) for m in bases]
         shifts = [m.largest_shift for m in shared]
         mechanisms = [by_person(config, m, samples, covariance.correlation(config.honest, shifts)) for m in shared]
@@ -222,12 +222,12 @@ def _curve(
     return trust_curve(covariance, node, shared[node], epsilon)
 
 
-def _refuse_apart(world: Processes, told: Sequence[float], own: Sequence[float]) -> None:
+def _refuse_apart(world: Processes, received: Sequence[float], own: Sequence[float]) -> None:
     """Refuse a peer whose σ no sizes and budgets could set apart from ours so far: weights are made of them."""
-    for rank, block in enumerate(blocks(len(told), world.size)):
+    for rank, block in enumerate(blocks(len(received), world.size)):
         for i in block:
-            if not min(own) / _APART <= told[i] <= max(own) * _APART:
-                world.refuse(rank, f"says σ = {told[i]:g} of its node {i}, where {own[0]:g} is needed here")
+            if not min(own) / _APART <= received[i] <= max(own) * _APART:
+                world.refuse(rank, f"says σ = {received[i]:g} of its node {i}, where {own[0]:g} is needed here")
 
 
 def batch_sizes(config: Config, samples: Sequence[int]) -> list[float]:

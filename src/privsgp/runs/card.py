@@ -127,9 +127,9 @@ def frozen_digest(model: nn.Module) -> str | None:
     return parts.hexdigest()
 
 
-def metadata(told: Any) -> dict[str, str]:  # noqa: ANN401 - a mapping, frozen or not
+def metadata(card: Any) -> dict[str, str]:  # noqa: ANN401 - a mapping, frozen or not
     """Return a card as the metadata of a file: one entry, since several are written in any order."""
-    return {"privsgp": json.dumps(dict(told), sort_keys=True, ensure_ascii=False)}
+    return {"privsgp": json.dumps(dict(card), sort_keys=True, ensure_ascii=False)}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -150,17 +150,17 @@ def shapes(path: Path) -> dict[str, tuple[int, ...]]:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
 
 
-def markdown(told: dict[str, Any], view: RunView) -> str:
+def markdown(card: dict[str, Any], view: RunView) -> str:
     """Return model-card.md: what the model is, its metrics, what the run guarantees and what it does not."""
     sections = {
         f"Trained by privsgp {__version__}": [f"{label}: {value}" for label, value in view.alerts + view.numbers],
-        "Inputs and outputs": _shapes(told),
+        "Inputs and outputs": _shapes(card),
         "Privacy": view.privacy,
         "Not covered": view.not_covered,
     }
     lines = [f"# {in_a_line(view.summary['name'])}", ""]
-    for title, said in sections.items():
-        lines += [f"## {title}", "", *(f"- {in_a_line(line)}" for line in said), ""] if said else []
+    for title, facts in sections.items():
+        lines += [f"## {title}", "", *(f"- {in_a_line(line)}" for line in facts), ""] if facts else []
     return "\n".join(lines)
 
 
@@ -173,19 +173,19 @@ _OUTPUTS = {
 }
 
 
-def _shapes(told: dict[str, Any]) -> list[str]:
-    through, names = told["features"]["name"], told["class_names"]
+def _shapes(card: dict[str, Any]) -> list[str]:
+    through, names = card["features"]["name"], card["class_names"]
     use = 'privsgp.load("this folder").predict(x) predicts; .model is a torch.nn.Module'
-    lines = [use, f"a sample: {' × '.join(map(str, told['input_shape']))} numbers", _OUTPUTS[told["loss"]]]
+    lines = [use, f"a sample: {' × '.join(map(str, card['input_shape']))} numbers", _OUTPUTS[card["loss"]]]
     lines += [f"features before the model: {through}"] if through != "none" else []
-    lines += ["a row of a table, by the public schema that the model's file carries"] if told["schema_text"] else []
+    lines += ["a row of a table, by the public schema that the model's file carries"] if card["schema_text"] else []
     lines += [f"classes: {', '.join(names)}"] if names else []
-    if weights := told.get("class_weights"):
+    if weights := card.get("class_weights"):
         ratio = " : ".join(f"{weight:g}" for weight in weights)
         lines += [
             f"classes were weighed {ratio} in training; probabilities are corrected for it, predicted classes are not"
         ]
-    return [*lines, f"network: {told['model']['name']}"]
+    return [*lines, f"network: {card['model']['name']}"]
 
 
 def in_a_line(text: str) -> str:

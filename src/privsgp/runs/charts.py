@@ -85,10 +85,10 @@ def figure(title: str, series: Mapping[str, Points], x_label: str = "step", writ
     """Return curves by their names: the drawing, a legend, and the numbers."""
     lines = {name: points[::-1][:: math.ceil(len(points) / _MOST)][::-1] for name, points in series.items()}
     keys = [_KEY % (*_LOOKS[i], name) for i, name in enumerate(lines)]
-    said = "; ".join(f"{name}: {write(p[0][1])} at first, {write(p[-1][1])} at last" for name, p in series.items())
+    data = "; ".join(f"{name}: {write(p[0][1])} at first, {write(p[-1][1])} at last" for name, p in series.items())
     known = [dict(points) for points in lines.values()]
     rows = [[number(x), *(write(of[x]) if x in of else "" for of in known)] for x in sorted(set().union(*known))]
-    drawing = _SVG % (WIDTH, HEIGHT, f"{title}. {said}", _drawing(lines, x_label, write))
+    drawing = _SVG % (WIDTH, HEIGHT, f"{title}. {data}", _drawing(lines, x_label, write))
     return _FIGURE % (title, Markup().join(keys), drawing, table([x_label, *lines], rows))
 
 
@@ -104,9 +104,9 @@ def bars(title: str, rows: Sequence[tuple[str, float, float, float]]) -> Markup:
             _SPAN % (left + low * scale, left + high * scale, y + _BAR / 2, y + _BAR / 2),
             _TEXT % (left + high * scale + 6, y + 12, "start", percent(share)),
         ]  # fmt: skip
-    said = [[label, percent(share), f"{percent(low)} to {percent(high)}"] for label, share, low, high in rows]
+    data = [[label, percent(share), f"{percent(low)} to {percent(high)}"] for label, share, low, high in rows]
     drawing = _SVG % (WIDTH, height, title, Markup().join(parts))
-    return _FIGURE % (title, "", drawing, table(["value", "share", "95 % interval"], said))
+    return _FIGURE % (title, "", drawing, table(["value", "share", "95 % interval"], data))
 
 
 def _drawing(lines: Mapping[str, Points], x_label: str, write: Write) -> Markup:
@@ -119,9 +119,9 @@ def _drawing(lines: Mapping[str, Points], x_label: str, write: Write) -> Markup:
         parts += [_RULE % (left, right, y, y), _TEXT % (left - 7, y + 4, "end", write(t).replace(".0 %", " %"))]
     parts += [_TEXT % (_placed(t, xs, left, right), bottom + 17, "middle", number(t)) for t in xs]
     for (colour, dashes), points in zip(_LOOKS, lines.values(), strict=False):
-        places = [(_placed(a, xs, left, right), _placed(b, ys, bottom, _TOP)) for a, b in points]
-        parts.append(_LINE % (" ".join(f"{a:.1f},{b:.1f}" for a, b in places), colour, dashes))
-        parts.append(_DOT % (*places[-1], colour))
+        line = [(_placed(a, xs, left, right), _placed(b, ys, bottom, _TOP)) for a, b in points]
+        parts.append(_LINE % (" ".join(f"{a:.1f},{b:.1f}" for a, b in line), colour, dashes))
+        parts.append(_DOT % (*line[-1], colour))
     return Markup().join(parts)
 
 

@@ -126,7 +126,7 @@ class Data(PersonOptions, Options):
         return self.vocabulary if self.text is None else self.text.size
 
     @property
-    def brought(self) -> bool:
+    def own_records(self) -> bool:
         """Whether each node brings its own records, and none is moved by how many there are elsewhere."""
         return self.path is not None or self.name == SITES
 
@@ -375,11 +375,11 @@ class Config(Options):
         both = ("algorithm", self.algorithm), ("privacy", self.privacy)
         return tuple(f"{name}.{key}" for name, section in both for key in section.auto)
 
-    def settled(self, values: Mapping[str, Any]) -> Config:
+    def with_planned(self, values: Mapping[str, Any]) -> Config:
         """Return the same configuration with the planner's values, by key; nothing is "auto" any more."""
         clip = {"clip": values[CLIP]} if CLIP in values else {}
-        settled = self.with_section("privacy", **clip) if clip else self
-        return settled.with_section(
+        clipped = self.with_section("privacy", **clip) if clip else self
+        return clipped.with_section(
             "algorithm", **{key.removeprefix("algorithm."): value for key, value in values.items() if key != CLIP}
         )
 
@@ -394,12 +394,12 @@ class Config(Options):
         groups = (self._data_rules, self._person_rules, self._privacy_rules, self._algorithm_rules, self._list_rules)
         for broken, keys, remedy in (rule for rules in groups for rule in rules()):
             if broken:
-                raise Refused(self._said(keys), remedy)
+                raise Refused(self._with_values(keys), remedy)
         if self.privacy.noise == "pairwise" and (why := self._unshared()) is not None:
-            raise Refused(self._said(why[0]), why[1])
+            raise Refused(self._with_values(why[0]), why[1])
         return self
 
-    def _said(self, keys: str) -> str:
+    def _with_values(self, keys: str) -> str:
         """Write keys with their values: "a.b = 1 with c.d = 2 without e.f"."""
         first, *others = keys.split()
         values = {key: self._value(key) for key in (first, *others)}

@@ -48,9 +48,9 @@ def describe(
         raise Refused("run.toml has no data.path", "name the sites' tables: describe reads tables")
     problem = unencoded(config.with_section("data", sizes=None), data_dir, range(config.data.nodes))
     config = study(config, problem.samples, epsilon, delta, **asked)
-    place = sums.next_folder(out or Path("descriptions"), config.name)
-    total = sums.released(config, problem, rows(config, problem.dataset), place, say=say)
-    return written(config, total, place)
+    folder = sums.next_folder(out or Path("descriptions"), config.name)
+    total = sums.released(config, problem, rows(config, problem.dataset), folder, say=say)
+    return written(config, total, folder)
 
 
 def study(config: Config, sizes: Sequence[int], epsilon: float, delta: float, **asked: Any) -> Config:  # noqa: ANN401
@@ -109,12 +109,12 @@ def rows(config: Config, dataset: Dataset) -> Array:
     return np.concatenate(made, 1)
 
 
-def written(config: Config, total: Total, place: Path) -> dict[str, Any]:
+def written(config: Config, total: Total, folder: Path) -> dict[str, Any]:
     """Write what a noised sum says of each column."""
-    told = described(columns(config), total.cells, total.count, total.sigma)
-    found = total.facts | {"name": config.name, "schema": _schema(config).model_dump(mode="json"), "columns": told}
-    write_json(place / NAME, found)
-    return found | {"folder": str(place)}
+    values = described(columns(config), total.cells, total.count, total.sigma)
+    found = total.facts | {"name": config.name, "schema": _schema(config).model_dump(mode="json"), "columns": values}
+    write_json(folder / NAME, found)
+    return found | {"folder": str(folder)}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -130,16 +130,16 @@ def drafted(found: dict[str, Any]) -> tuple[Schema, str]:
     values, columns = found["schema"], found["columns"]
     schema = parse(values, NAME)
     for name, one in {**values["columns"], schema.target.column: values["target"]}.items():
-        told = {each["metric"]: each["value"] for each in columns.get(name, {}).get("estimates", ())}
-        if told.get("mean") is not None and told.get("sd"):
-            centre, scale = rounded(told["mean"], told["sd"])
+        estimates = {each["metric"]: each["value"] for each in columns.get(name, {}).get("estimates", ())}
+        if estimates.get("mean") is not None and estimates.get("sd"):
+            centre, scale = rounded(estimates["mean"], estimates["sd"])
             limits = schema.target.limits if one is values["target"] else _limits(schema, name)
             one |= {"centre": centre, "scale": scale, "range": list(limits)}
         shares = [each["value"] for each in columns.get(name, {}).get("shares", ())]
         if name == schema.target.column and schema.classes is not None and shares and None not in shares:
             one["balance"] = balance(shares)
-        if name == schema.target.column and schema.times is not None and told and None not in told.values():
-            one["bins"] = _even(schema.times, list(told.values()))
+        if name == schema.target.column and schema.times is not None and estimates and None not in estimates.values():
+            one["bins"] = _even(schema.times, list(estimates.values()))
     many = f"{sum(found['records']):,} {found['unit']}s of {len(found['records'])} sites"
     cost = f"ε = {up(found['epsilon'])}, δ = {up(found['delta'])} for each {found['unit']}"
     return parse(values, NAME), f"a noised description of {many}: {cost}, beside what training costs"
@@ -217,14 +217,14 @@ def values_of(schema: Schema, name: str) -> tuple[str, ...]:
 
 def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return column, statistic and value with its interval."""
-    said = []
+    lines = []
     for name, one in found["columns"].items():
         for each in one.get("estimates") or [share | {"metric": share["group"]} for share in one["shares"]]:
             what = each["metric"] if each["group"] == name or "shares" in one else f"{each['metric']}, {each['group']}"
-            said.append((name, what, _shown(each)))
+            lines.append((name, what, _shown(each)))
         if "missing" in one:
-            said.append((name, "missing", _shown(one["missing"])))
-    return said
+            lines.append((name, "missing", _shown(one["missing"])))
+    return lines
 
 
 def _shown(one: dict[str, Any]) -> str:

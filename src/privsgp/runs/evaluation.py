@@ -96,10 +96,10 @@ def _evaluated(run: Path, config: Config, held: Problem, say: Say) -> dict[str, 
         )
     model = folder.model
     config = study(config, held.samples, result, model, folder.run)
-    place = sums.next_folder(run, "evaluation")
+    out = sums.next_folder(run, "evaluation")
     also = charged_too(config, range(len(held.parts)))
-    total = sums.released(config, held, rows(config, result, held.dataset), place, also, say)
-    return written(config, result, model, total, place)
+    total = sums.released(config, held, rows(config, result, held.dataset), out, also, say)
+    return written(config, result, model, total, out)
 
 
 def charged_too(config: Config, nodes: Sequence[int]) -> list[tuple[str, bool, list[Records]]]:
@@ -143,8 +143,8 @@ def agreed_model(run: Path) -> Path:
     run trained on.
     """
     result = load(run)
-    told = result.card["privacy"]
-    if not (told["simulation"] or (told["noise"] and told["epsilon"] is not None)):
+    privacy = result.card["privacy"]
+    if not (privacy["simulation"] or (privacy["noise"] and privacy["epsilon"] is not None)):
         raise Refused(f"{run} has no model under a counted budget", "evaluate the model of a private run")
     return best_model(Folder(run), result.summary)
 
@@ -252,7 +252,7 @@ def rows(config: Config, result: Result, dataset: Dataset) -> Array:
     return made.rows(p[:, 1], y, number)
 
 
-def written(config: Config, result: Result, model: Path, total: Total, place: Path) -> dict[str, Any]:
+def written(config: Config, result: Result, model: Path, total: Total, folder: Path) -> dict[str, Any]:
     """Write the metrics of a noised histogram."""
     made, sigma = layout(config, result), total.sigma
     found = total.facts | {
@@ -261,8 +261,8 @@ def written(config: Config, result: Result, model: Path, total: Total, place: Pa
         "metrics": [e.to_json() for e in made.estimates(total.cells, total.count, sigma)],
         "curves": made.curves(total.cells, total.count, sigma) if isinstance(made, Scores | Risks) else {},
     }  # fmt: skip
-    write_json(place / NAME, found)
-    return found | {"folder": str(place)}
+    write_json(folder / NAME, found)
+    return found | {"folder": str(folder)}
 
 
 def _trained(result: Result, config: Config) -> dict[str, Any]:
@@ -276,9 +276,9 @@ def _trained(result: Result, config: Config) -> dict[str, Any]:
 
 def of_folder(run: Path) -> list[dict[str, Any]]:
     """Return the private evaluations of a run, the first one first; each ε is computed again from the ledgers."""
-    places = sorted(run.glob(f"evaluation-*/{NAME}"), key=lambda path: int(path.parent.name.rpartition("-")[2]))
+    paths = sorted(run.glob(f"evaluation-*/{NAME}"), key=lambda path: int(path.parent.name.rpartition("-")[2]))
     return [
-        read_json(path, Evaluated) | {"epsilon": max(one.epsilon for one in statements(path.parent))} for path in places
+        read_json(path, Evaluated) | {"epsilon": max(one.epsilon for one in statements(path.parent))} for path in paths
     ]
 
 

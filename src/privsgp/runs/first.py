@@ -79,8 +79,8 @@ def _public(public: Path, target: str, folder: Path, sites: Sequence[str], path:
     if not target:
         raise Refused("--target is missing", "name the column to predict")
     # Tables are relative to run.toml, but somebody who gives another --out often has them in the working folder.
-    places = [file for base in (folder, Path()) for file in site_paths(path, range(len(sites)), base, sites)]
-    own = [file for file in places if os.access(file, os.R_OK)]
+    files = [file for base in (folder, Path()) for file in site_paths(path, range(len(sites)), base, sites)]
+    own = [file for file in files if os.access(file, os.R_OK)]
     table = tables.read_arrow(public)
     if any(same_file(public, file) for file in own) or same_rows(table, [tables.read_arrow(file) for file in own]):
         raise Refused(

@@ -47,7 +47,7 @@ class Problem:
     """Data as it lies on the nodes, and the model with its loss.
 
     With several processes, each has only the data of the nodes in `block`, and `sizes` of all nodes.
-    `encoder` is what the samples have gone through, or, in a problem that is not yet `brought_home`, are to go through;
+    `encoder` is what the samples have gone through, or, before `local_features`, are to go through;
     """
 
     dataset: data.Dataset
@@ -64,7 +64,7 @@ class Problem:
     raw_shape: tuple[int, ...] | None = None  # of a sample before the encoder
     known: Hashes | None = None  # of samples before the encoder
     aside: Sequence[Records] = ()  # of each node, what is held out of training
-    told: Sequence[str] = ()  # what happened to single values of records here: for those who hold them alone
+    notes: Sequence[str] = ()  # what happened to single values of records here: for those who hold them alone
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -172,11 +172,11 @@ _PUBLIC = "data.test = 'public' (test_is_public=True)"
 
 def unencoded(config: Config, data_dir: Path | None, block: range) -> Problem:
     """Read the files of the nodes in `block`, or a data set that is divided among all nodes; all records of them."""
-    task, d, told = models.task(config.model.loss), config.data, list[str]()
+    task, d, notes = models.task(config.model.loss), config.data, list[str]()
     how = "{test_is_public}" if d.test_path is None else f"data.test_path = {d.test_path!r}"
     if d.path is not None:
         dataset, parts = data.load_sites(
-            d.path, block, task=task, classes=d.classes, form=d.form, base=config.base, names=d.sites, tell=told.append,
+            d.path, block, task=task, classes=d.classes, form=d.form, base=config.base, names=d.sites, say=notes.append,
             look=lambda one: None if d.test_path else refuse_own_records(config, f"{one.name}, {how}", one, None),
         )  # fmt: skip
         kept = [_counted_side(config, dataset, rows) for rows in parts]
@@ -195,7 +195,7 @@ def unencoded(config: Config, data_dir: Path | None, block: range) -> Problem:
         refuse_own_records(config, how, dataset, None if d.path is None else parts)
     apart = len(parts) < d.nodes
     problem = assembled(config, dataset, parts, block if apart else None)
-    return dataclasses.replace(problem, told=told)
+    return dataclasses.replace(problem, notes=notes)
 
 
 def _counted_side(config: Config, dataset: data.Dataset, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -311,7 +311,7 @@ def refuse_counted(config: Config, dataset: data.Dataset) -> None:
         )
 
 
-def brought_home(config: Config, problem: Problem, world: World) -> Problem:
+def local_features(config: Config, problem: Problem, world: World) -> Problem:
     """Leave each process its own nodes' samples, and replace them by features."""
     refuse_other_configurations(config, world)
     return problem.local_shard(world).encoded(chosen_device(config.engine.device))
@@ -326,12 +326,12 @@ def layout(config: Config) -> str:
     d = config.data
     names = {} if d.sites is None else {"sites": d.sites}  # where they decide whose records a node has
     if d.path is not None:
-        told = d.model_dump_json(include={"path", "nodes"} | (names.keys() if "{site}" in d.path else set()))
+        text = d.model_dump_json(include={"path", "nodes"} | (names.keys() if "{site}" in d.path else set()))
     else:  # in the words it was always told in: ledgers of earlier runs are compared with it
         values = {"name": d.name, "nodes": d.nodes, "partition": d.partition}
-        values |= {"alpha": getattr(d, "alpha", 0.5), "sizes": d.sizes} | (names if d.brought else {})
-        told = f"{config.seed}/{json.dumps(values, separators=(',', ':'))}"
-    return hashlib.sha256(f"privsgp/layout/{told}".encode()).hexdigest()
+        values |= {"alpha": getattr(d, "alpha", 0.5), "sizes": d.sizes} | (names if d.own_records else {})
+        text = f"{config.seed}/{json.dumps(values, separators=(',', ':'))}"
+    return hashlib.sha256(f"privsgp/layout/{text}".encode()).hexdigest()
 
 
 def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:
@@ -348,22 +348,22 @@ def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:
 
 def notes(config: Config, problem: Problem, world: World) -> list[str]:
     """Return what to know before the run. The first of several processes reports what holds for all of them."""
-    said = [*test_notes(config, problem), *problem.told]
+    lines = [*test_notes(config, problem), *problem.notes]
     if world.rank:
-        return said
+        return lines
     name, algorithm = config.algorithm.name, ALGORITHMS[config.algorithm.name]
     samples = [sum(problem.samples)] if algorithm.pooled else problem.samples
     if config.private:
-        said += careless_delta(samples, per_node(config.privacy.delta, len(samples)), config.site)
+        lines += careless_delta(samples, per_node(config.privacy.delta, len(samples)), config.site)
     if config.seed is not None:
-        said.append("the config has a seed: this is a simulation, not private")
+        lines.append("the config has a seed: this is a simulation, not private")
     if config.privacy.noise != "independent":
-        said.append(_trust_note(config))
+        lines.append(_trust_words(config))
     if not config.private:
-        said.append(f"{name} adds no noise and does not clip: [privacy] is ignored")
+        lines.append(f"{name} adds no noise and does not clip: [privacy] is ignored")
     if algorithm.network in ("server", "alone"):
-        said.append(f"{name} sends nothing from node to node: [graph] is ignored")
-    return said
+        lines.append(f"{name} sends nothing from node to node: [graph] is ignored")
+    return lines
 
 
 def careless_delta(samples: Sequence[int], deltas: Sequence[float], named: Callable[[int], str]) -> list[str]:
@@ -376,14 +376,14 @@ def careless_delta(samples: Sequence[int], deltas: Sequence[float], named: Calla
     return [f"privacy.delta = {deltas[large[0]]} is not below 1/J of {which}: {allows}"]
 
 
-def _trust_note(config: Config) -> str:
+def _trust_words(config: Config) -> str:
     """Say what shared noise asks one to trust; where it cannot be, that it is not."""
     n, h = config.data.nodes, config.honest
     if not config.pairwise:
         return "privacy.noise = 'auto': noise cannot be shared here, so it is independent"
-    said = f"privacy.noise = {config.privacy.noise!r}: ε holds as long as {h} of {n} sites are honest"
+    holds = f"privacy.noise = {config.privacy.noise!r}: ε holds as long as {h} of {n} sites are honest"
     outside = f", and only against those outside: another site by itself learns what summary.json says for {n - 1}"
-    return f"{said}{outside if h == n else ''}. summary.json says what ε is if fewer are honest"
+    return f"{holds}{outside if h == n else ''}. summary.json says what ε is if fewer are honest"
 
 
 def test_notes(config: Config, problem: Problem) -> list[str]:

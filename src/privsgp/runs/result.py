@@ -203,9 +203,9 @@ class Result:
                 raise Refused(f"no sample decides the {aim}", "take public samples of both classes")
             p = made.probabilities(outputs, self.card["loss"])
             made = dataclasses.replace(made, threshold=measures.threshold_for(p[:, 1], y, aim, share))
-        told = {"version": 1, "samples": len(y), "slope": made.slope, "shift": made.shift}
+        written = {"version": 1, "samples": len(y), "slope": made.slope, "shift": made.shift}
         write_json(
-            self.folder / CALIBRATION, told | {"threshold": made.threshold, "threshold_for": threshold_for or None}
+            self.folder / CALIBRATION, written | {"threshold": made.threshold, "threshold_for": threshold_for or None}
         )
         self.__dict__.pop("calibration", None)
 
@@ -355,9 +355,9 @@ def load(run: str | Path, model: nn.Module | None = None, features: nn.Module | 
 def of_model(path: Path) -> Result:
     """Read a model's file by itself: of its run only what the file says is known."""
     card = cards.read(path)
-    model, encoder, told = _bare(card, None, path), _encoder(card, None), card["privacy"]
+    model, encoder, privacy = _bare(card, None, path), _encoder(card, None), card["privacy"]
     model.load_state_dict(read_model(path, Layout.of(model)), strict=False)
-    summary = {"epsilon_spent": [told["epsilon"]], "delta": [told["delta"]], "pairwise": None}
+    summary = {"epsilon_spent": [privacy["epsilon"]], "delta": [privacy["delta"]], "pairwise": None}
     ready = model if encoder is None else maps.Encoded(encoder, model)
     return Result(summary, [], ready, torch.empty(0), path, card)  # no folder: no calibration is agreed on
 

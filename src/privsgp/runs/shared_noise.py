@@ -43,15 +43,15 @@ def share_noise(
     size = between(0, 1 / LEAST, float)
     kind = keys(own=exactly(len(needed), size), pair=size)
     proposed: Any = None if found is None else {"own": list(found.own), "pair": found.pair}
-    said = world.all_gather_each(proposed, [kind, *[None] * (world.size - 1)])[0]
-    shared = _covariance(said, weights)
+    proposal = world.all_gather_each(proposed, [kind, *[None] * (world.size - 1)])[0]
+    shared = _covariance(proposal, weights)
     here = blocks(len(needed), world.size)[world.rank]
     world.all_or_none(lambda: _refuse_too_little(shared, config.honest, needed, here, "process 0 proposes"))
     return shared
 
 
-def _covariance(said: dict[str, Any], weights: Sequence[float] | None) -> PairwiseCovariance:
-    return PairwiseCovariance(tuple(said["own"]), said["pair"], None if weights is None else tuple(weights))
+def _covariance(proposal: dict[str, Any], weights: Sequence[float] | None) -> PairwiseCovariance:
+    return PairwiseCovariance(tuple(proposal["own"]), proposal["pair"], None if weights is None else tuple(weights))
 
 
 def _refuse_other_noise(agreed: PairwiseCovariance, found: PairwiseCovariance) -> None:
@@ -68,11 +68,11 @@ def _refuse_too_little(
     shared: PairwiseCovariance, honest: int, needed: Sequence[float], here: range, whose: str
 ) -> None:
     """Refuse noise that is worth less to a node here than it needs."""
-    worth = shared.effective(honest)
+    effective = shared.effective(honest)
     for i in here:
-        if not worth[i] >= needed[i] * (1 - 2.0**-20):
+        if not effective[i] >= needed[i] * (1 - 2.0**-20):
             raise Refused(
-                f"the noise that {whose} is worth σ = {worth[i]:g} to node {i}, which needs {needed[i]:g}",
+                f"the noise that {whose} is worth σ = {effective[i]:g} to node {i}, which needs {needed[i]:g}",
                 "nothing was sent; ask its site which program runs there",
             )
 

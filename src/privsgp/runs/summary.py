@@ -28,7 +28,7 @@ _EVALUATED = (
     "test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "train_loss", "consensus_error",
 )  # fmt: skip
 _MEASURED = (*_EVALUATED, "virtual_seconds", "seconds", "steps_per_second")
-SEEN = keys(
+FIRST = keys(
     **dict.fromkeys((*_EVALUATED, "steps_per_second"), Number | None),
     virtual_seconds=NotNegative,
     seconds=NotNegative,
@@ -40,7 +40,7 @@ SEEN = keys(
 )
 
 
-def seen(spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
+def measured_by_first(spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
     """Return what is known where all nodes' models were brought together, and when that was."""
     last, finished = outcome.metrics[-1], time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     measured: dict[str, Any] = {key: last.get(key) for key in _MEASURED} | _effort(spec, outcome)
@@ -58,18 +58,18 @@ def summary(
     spec: RunSpec,
     outcome: Outcome,
     spent: list[float | None],
-    seen: dict[str, Any],
+    first: dict[str, Any],
     reported: list[int],
     node: int | None = None,
 ) -> dict[str, Any]:
-    """Return what came out: `seen` by the first process, of the nodes `reported` by others what they told.
+    """Return what came out: `first` is what process 0 measured; other processes reported ε of the nodes `reported`.
 
-    `node` is the one whose trust curve is told where noise is shared; left out: the one that has spent most.
+    `node` is the one whose trust curve is shown if noise is shared; by default the one that has spent most.
     """
     p, private = spec.protection, spec.algorithm.private
     known = [math.inf if epsilon is None else epsilon for epsilon in spent]
     worst = known.index(max(known)) if node is None else node
-    guess = _numbers(seen["guess"])
+    guess = _numbers(first["guess"])
     rests_on: dict[str, Any] = {} if spec.pretraining is None else {"pretraining": spec.pretraining}
     if spec.card["model"]["name"] == "additive" and node is None:  # a site has a model of its own
         rests_on["weight_noise"] = weight_noise(spec, outcome.steps)
@@ -90,8 +90,8 @@ def summary(
         "difference_scale": None if (saga := p.mechanisms[0].weighted) is None else saga.difference_scale,
         "dim": outcome.state.x.shape[1],
         "gradients": outcome.gradients,
-        **{key: seen[key] for key in _EVALUATED},
-        **(outcome.measured or _numbers(seen["scores"]) | ({metrics.BASELINE: guess} if guess else {})),
+        **{key: first[key] for key in _EVALUATED},
+        **(outcome.measured or _numbers(first["scores"]) | ({metrics.BASELINE: guess} if guess else {})),
         "epsilon_spent": spent if private else None,
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
         "epsilon_nominal": list(p.budgets) if spec.algorithm.private and p.nominal else None,
@@ -107,10 +107,10 @@ def summary(
         "relation": p.relation,
         "accountant": p.accountant,
         "test_data": PUBLIC_TEST if spec.share_metrics else PRIVATE_TEST,
-        "virtual_seconds": seen["virtual_seconds"],
+        "virtual_seconds": first["virtual_seconds"],
         "bytes_sent": outcome.bytes_sent,
         "faults": outcome.faults,
-        **{key: seen[key] for key in ("finished", "seconds", "steps_per_second", "peak_memory_bytes")},
+        **{key: first[key] for key in ("finished", "seconds", "steps_per_second", "peak_memory_bytes")},
     }
 
 
@@ -140,8 +140,8 @@ def person(spec: RunSpec, outcome: Outcome, node: int) -> dict[str, Any]:
         return {}
     releases = outcome.releases[node if len(outcome.releases) > 1 else 0]  # a site knows its own alone
     curve = by_sites(found, releases, p.deltas[node], p.relation)
-    told = {"unit": found.unit, "sites": found.sites, "node": node}
-    return {"person": told | {"curve": [[sites, finite(epsilon)] for sites, epsilon in curve]}}
+    facts = {"unit": found.unit, "sites": found.sites, "node": node}
+    return {"person": facts | {"curve": [[sites, finite(epsilon)] for sites, epsilon in curve]}}
 
 
 def shared_noise(spec: RunSpec, node: int) -> dict[str, Any] | None:
@@ -154,9 +154,9 @@ def shared_noise(spec: RunSpec, node: int) -> dict[str, Any] | None:
     if p.covariance is None or p.trust_curve is None or shared is None:
         return None
     honest, most = shared.honest, spec.steps if p.allowance is None else p.allowance[node]
-    told = {"honest": honest, "partners": p.covariance.nodes - 1, "node": node}
+    facts = {"honest": honest, "partners": p.covariance.nodes - 1, "node": node}
     curve = [[h, finite(epsilon)] for h, epsilon in p.trust_curve(node, most)]
-    return told | p.covariance.to_json(honest) | {"curve": curve}
+    return facts | p.covariance.to_json(honest) | {"curve": curve}
 
 
 def _ended(spec: RunSpec, outcome: Outcome) -> str | None:

@@ -79,7 +79,7 @@ def vectors(dataset: Dataset, rows: Array) -> Dataset:
 
 
 def released(
-    config: Config, problem: Problem, rows: Array, place: Path,
+    config: Config, problem: Problem, rows: Array, folder: Path,
     also: Sequence[tuple[str, bool, Sequence[Records]]] = (), say: Callable[[str], None] = lambda _line: None,
 ) -> Total:  # fmt: skip
     """Release the sum of `rows`, the vectors of a problem's rows, in one process; `config` is a `study`.
@@ -94,7 +94,7 @@ def released(
     made = assembled(config, vectors(problem.dataset, rows), problem.parts, problem.block, problem.sizes)
     made, command = dataclasses.replace(made, known=problem.hashes), COMMANDS[config.sum.kind or ""]
     spec, outcome = release(
-        config, made, place, command, also=also, look=lambda spec: announce(spec, made.samples, say)
+        config, made, folder, command, also=also, look=lambda spec: announce(spec, made.samples, say)
     )
     if outcome.average is None:
         raise RuntimeError("a sum without an average")
@@ -135,12 +135,12 @@ def total(spec: RunSpec, mean: Array, samples: Sequence[int]) -> Total:
     return Total(mean * sum(samples), list(samples), sigma, facts)
 
 
-def next_folder(place: Path, name: str) -> Path:
+def next_folder(folder: Path, name: str) -> Path:
     """Return the first folder `name`-1, `name`-2, … that is not there."""
     number = 1
-    while (place / f"{name}-{number}").exists():
+    while (folder / f"{name}-{number}").exists():
         number += 1
-    return place / f"{name}-{number}"
+    return folder / f"{name}-{number}"
 
 
 def spent(found: dict[str, Any], whom: str) -> list[str]:

@@ -29,7 +29,7 @@ from privsgp.runs.build import build_run
 from privsgp.runs.problem import Problem, weights_digest
 from privsgp.runs.resolve import resolve
 from privsgp.runs.result import Result, load_result
-from privsgp.runs.summary import SEEN, seen, summary
+from privsgp.runs.summary import FIRST, measured_by_first, summary
 from privsgp.transport.rendezvous import refuse_differences
 from privsgp.transport.world import World, blocks, restarts
 
@@ -72,9 +72,9 @@ def run(
         training = Trainer(spec, folder, watch, world)
         world.all_or_none(lambda: locks.enter_context(folder.locked()))
         also = [(booked.HELD_OUT, False, problem.aside)] if problem.aside else []
-        beside = _open(spec, resolved, folder, world, around, records, moved=moved, plan=plan, also=also)
+        sharing = _open(spec, resolved, folder, world, around, records, moved=moved, plan=plan, also=also)
         outcome = _train(training, folder)
-        return _finish(spec, folder, outcome, world, beside, problem.encoder)
+        return _finish(spec, folder, outcome, world, sharing, problem.encoder)
 
 
 def release(
@@ -109,9 +109,9 @@ def _resolve(config: Config, problem: Problem, out: Path, world: World, *, resum
     resolved = world.all_or_none(lambda: resolve(config, problem, configs.started(folder.config) if goes_on else None))
     if not world.alone:  # numbers that were "auto" were not there yet when configurations were compared
         encoder = None if problem.encoder is None else features.digest(problem.encoder)
-        weights, settled = weights_digest(problem.model), resolved.config.shared()["algorithm"]
+        weights, algorithm = weights_digest(problem.model), resolved.config.shared()["algorithm"]
         made = {"number of weights": Layout.of(problem.model).dim, "SHA-256 of the first weights": weights}
-        made |= {"SHA-256 of the features": encoder} | {f"algorithm.{key}": value for key, value in settled.items()}
+        made |= {"SHA-256 of the features": encoder} | {f"algorithm.{key}": value for key, value in algorithm.items()}
         refuse_differences(world, made)
     return folder, resolved
 
@@ -140,9 +140,9 @@ def _open(
     number = world.number_run(folder.run or uuid.uuid4().hex)
     machine = Path("/proc/sys/kernel/random/boot_id")
     name = (machine.read_text() if machine.exists() else platform.node()) + str(folder.path.resolve())
-    places = world.all_gather(hashlib.sha256(name.encode()).hexdigest(), Hash)
-    beside = [rank for rank, place in enumerate(places) if place == places[world.rank]]
-    if beside[0] == world.rank:
+    folders = world.all_gather(hashlib.sha256(name.encode()).hexdigest(), Hash)
+    sharing = [rank for rank, folder_ in enumerate(folders) if folder_ == folders[world.rank]]
+    if sharing[0] == world.rank:
         folder.prepare()
         folder.identify(versions(), number, around)
     world.all_gather(None, None)  # the folder is ready
@@ -159,11 +159,11 @@ def _open(
             booked.enter(*every, resumed=folder.config.exists(), moved=moved, policy=policy)
 
     world.all_or_none(enter)
-    if beside[0] == world.rank:  # last: from now on there is a run to resume
+    if sharing[0] == world.rank:  # last: from now on there is a run to resume
         write(folder.config, resolved.config.toml())
         if plan is not None:
             write_json(folder.plan, plan)
-    return beside
+    return sharing
 
 
 def _train(training: Trainer, folder: Folder) -> Outcome:
@@ -223,7 +223,7 @@ def _finished_here(folder: Folder, config: Config, around: dict[str, Any], *, re
 
 
 def _finish(
-    spec: RunSpec, folder: Folder, outcome: Outcome, world: World, beside: list[int], encoder: nn.Module | None
+    spec: RunSpec, folder: Folder, outcome: Outcome, world: World, sharing: list[int], encoder: nn.Module | None
 ) -> Result:
     """Write the nodes' models, the average model where it is known, and a summary in each of the run's folders.
 
@@ -237,11 +237,11 @@ def _finish(
     p, private = spec.protection, spec.algorithm.private
     own = [finite(p.epsilon(i, outcome.releases[i])) if private else None for i in spec.here]
     spent = world.all_gather_nodes(own, NotNegative | None, spec.nodes)
-    mine = seen(spec, outcome) if world.rank == 0 else None
-    told = world.all_gather_each(mine, [SEEN, *[None] * (world.size - 1)])[0]
-    here = {i for rank, block in enumerate(blocks(spec.nodes, world.size)) if rank in beside for i in block}
-    found = summary(spec, outcome, spent, told or {}, [i for i in range(spec.nodes) if i not in here])
-    if beside[0] == world.rank:
+    mine = measured_by_first(spec, outcome) if world.rank == 0 else None
+    first = world.all_gather_each(mine, [FIRST, *[None] * (world.size - 1)])[0]
+    here = {i for rank, block in enumerate(blocks(spec.nodes, world.size)) if rank in sharing for i in block}
+    found = summary(spec, outcome, spent, first or {}, [i for i in range(spec.nodes) if i not in here])
+    if sharing[0] == world.rank:
         write(folder.path / cards.NAME, cards.markdown(dict(spec.card), views.of(found, folder.path)))
         write_json(folder.summary, found)
     world.all_gather(None, None)

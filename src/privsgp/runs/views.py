@@ -115,9 +115,9 @@ class RunView:
         """Return what readers must not overlook, and why."""
         s = self.summary
         seed = "the configuration has a seed, and anyone who reads it can compute and remove the noise"
-        said = [("simulation, not private", seed)] if s["simulation"] else []
-        said += [("ended early", s["ended"])] if s.get("ended") else []
-        return said + warning_lines((s.get("site") or {}).get("warnings", []))
+        lines = [("simulation, not private", seed)] if s["simulation"] else []
+        lines += [("ended early", s["ended"])] if s.get("ended") else []
+        return lines + warning_lines((s.get("site") or {}).get("warnings", []))
 
     @property
     def numbers(self) -> Rows:
@@ -170,24 +170,24 @@ class RunView:
         often = (
             f"{percent_up(worst.guess)} of the time at {worst.name} (ε = {up(worst.epsilon)}, δ = {small(worst.delta)})"
         )
-        said = [
+        lines = [
             f"{would}{spent} ({s['relation']}, certified)",
             f"it holds against {AGAINST.get(s['trust'], s['trust'])}, even if they know every {self.unit} but one",
             f"if they guess {asked}, they are right at most {often}; without messages, 50 %",
         ]
         if worst.epsilon > WEAK:
-            said += ["this ε is too large to protect a record: treat what that site sent as you treat its records"]
+            lines += ["this ε is too large to protect a record: treat what that site sent as you treat its records"]
         if max(delta):
             rare = f"with a probability of at most δ ({one_in(max(delta))}) for each {self.unit}"
-            said += [f"{rare}, messages may reveal more than ε allows, up to the whole {self.unit}"]
+            lines += [f"{rare}, messages may reveal more than ε allows, up to the whole {self.unit}"]
         if s.get("epsilon_nominal") is not None:
-            said += [f"nominal ε = {span_up(s['epsilon_nominal'])} by the published formula, which guarantees nothing"]
+            lines += [f"nominal ε = {span_up(s['epsilon_nominal'])} by the published formula, which guarantees nothing"]
         if start is not None:
             counted = "" if start["counted"] else "not "
-            said += [f"started from the model of run {start['run'][:8]}; what that spent is {counted}counted here"]
+            lines += [f"started from the model of run {start['run'][:8]}; what that spent is {counted}counted here"]
         if self.elsewhere and self.config is not None:
-            said += [f"the ledgers of {self.elsewhere} sites are not in this folder: they keep them"]
-        return said + self._of_a_person(worst) + self._trusted()
+            lines += [f"the ledgers of {self.elsewhere} sites are not in this folder: they keep them"]
+        return lines + self._of_a_person(worst) + self._trusted()
 
     def _of_a_person(self, worst: Site) -> list[str]:
         """Say what a person is, and what ε is for one at several sites."""
@@ -195,12 +195,12 @@ class RunView:
         if not person:
             return []
         by_sites = ", ".join(f"{int(sites)}: {bound(epsilon)}" for sites, epsilon in worst.by_sites)
-        said = [f"ε is for {person['unit']} at a site: rows beyond that are not used"]
+        lines = [f"ε is for {person['unit']} at a site: rows beyond that are not used"]
         if by_sites:
-            said += [
+            lines += [
                 f"ε of a person by the number of sites like {worst.name} that hold rows of that person: {by_sites}"
             ]
-        return said
+        return lines
 
     def _trusted(self) -> list[str]:
         """Say what shared noise asks one to trust, and what ε is if that trust is misplaced."""
@@ -219,17 +219,17 @@ class RunView:
         learnt = self.summary.get("pretraining")
         rests_on = [f"Records that the encoder learnt from: {learnt}."] if learnt else []
         alone = "A person's rows at more sites than ε was counted for, or under another identifier, add up."
-        said = [
+        lines = [
             alone if self.unit == "person" else ALONE,
             *(line.replace("records", f"{self.unit}s") for line in LIMITS),
         ]
-        return [*said, *rests_on] if self.sites else []
+        return [*lines, *rests_on] if self.sites else []
 
     @property
     def facts(self) -> Rows:
         """Return label and value of everything that a terminal or a notebook shows."""
-        said = {"privacy": self.privacy, "not covered": self.not_covered, "folder": [str(self.folder)]}
-        return self.alerts + self.numbers + [(label, "\n".join(lines)) for label, lines in said.items() if lines]
+        more = {"privacy": self.privacy, "not covered": self.not_covered, "folder": [str(self.folder)]}
+        return self.alerts + self.numbers + [(label, "\n".join(lines)) for label, lines in more.items() if lines]
 
     def curve(self, metric: str) -> list[tuple[float, float]]:
         """Return (step, value) of every evaluation that has the metric."""
@@ -311,12 +311,12 @@ def metric_rows(found: Mapping[str, Any]) -> Rows:
     rows = []
     for name, label in LABELS.items():
         # a guess that knows the classes' shares is calibrated: nothing to compare
-        beside = None if name == "calibration_error" else base.get(name)
-        guessed = "" if beside is None else f" (a guess: {metrics.shown(name, beside)})"
+        baseline = None if name == "calibration_error" else base.get(name)
+        guessed = "" if baseline is None else f" (a guess: {metrics.shown(name, baseline)})"
         again = name == "test_loss" and (known.get("log_loss") or known.get("rmse"))  # the same on another scale
         if known.get(name) is not None and not again:
             rows.append((label, metrics.shown(name, known[name]) + guessed))
-    return rows + [("note", line) for line in found.get(metrics.DULL) or ()]
+    return rows + [("note", line) for line in found.get(metrics.NO_BETTER) or ()]
 
 
 def site_lines(s: Mapping[str, Any]) -> list[str]:
@@ -324,11 +324,11 @@ def site_lines(s: Mapping[str, Any]) -> list[str]:
     own, n = s["site"], s["nodes"]
     apart = [f"{one['name']} {one['distance']:.2%}" for one in own["roster"] if one.get("distance") is not None]
     lines = [f"The others' last models differ from it by: {', '.join(apart)}."] if apart else []
-    held, left = own.get("weight_of_all"), own.get("messages", {}).get("left", [])
+    held, absent = own.get("weight_of_all"), own.get("messages", {}).get("left", [])
     if held is not None and abs(held - n) > _ROUNDING * n:
-        gone = f" {', '.join(left)} left with the rest." if held < n and left else ""
+        gone = f" {', '.join(absent)} left with the rest." if held < n and absent else ""
         lines.append(f"The sites hold the weight {held:.3g} of {n}.{gone}")
-        lines.append(f"Each step and its noise move the model {(n - len(left)) / held:.3g} times as far as planned.")
+        lines.append(f"Each step and its noise move the model {(n - len(absent)) / held:.3g} times as far as planned.")
     return lines
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from privsgp import data, models
 from privsgp.accounting import ledger
 from privsgp.accounting import policy as policies
-from privsgp.data.dataset import settle
+from privsgp.data.dataset import with_classes
 from privsgp.data.loading import is_file, read_file, same_file, with_test
 from privsgp.data.same_records import is_tested_on_own
 from privsgp.data.tables import is_table
@@ -31,7 +31,7 @@ from privsgp.files import finite, read_bytes, sync_names, write, write_json
 from privsgp.gradients import Layout
 from privsgp.runs import booked, sums, views
 from privsgp.runs import card as cards
-from privsgp.runs.summary import seen
+from privsgp.runs.summary import measured_by_first
 from privsgp.runs.summary import summary as summarised
 from privsgp.runs.train import save_model, versions
 from privsgp.sites import signed, status, web
@@ -157,8 +157,8 @@ def join(
     if not check_policy(site, agreement):
         say(f"note: there is no policy.toml in {site.home}: nothing but the agreement itself is checked")
     node = agreement.node(site)
-    told = lambda line: say(f"note, for this site alone: {line}")  # noqa: E731
-    spec, records, also = _spec(agreement, (file, test, model), node, device, told)
+    report_alone = lambda line: say(f"note, for this site alone: {line}")  # noqa: E731
+    spec, records, also = _spec(agreement, (file, test, model), node, device, report_alone)
     if agreement.is_sum:
         sums.announce(spec, agreement.samples, say)
     with folder.locked():
@@ -249,8 +249,8 @@ def _enter(
     booked.enter(*every, resumed=resumed, moved=moved, policy=policy, say=lambda line: say(f"note: {line}"))
 
 
-def bring(
-    config: Config, file: Path, test: Path | None = None, tell: Callable[[str], None] = lambda _line: None,
+def read_own(
+    config: Config, file: Path, test: Path | None = None, say: Callable[[str], None] = lambda _line: None,
     *, classes: int | None = None,
 ) -> data.Dataset:  # fmt: skip
     """Read a site's own file, and public test data; of single values that did not fit, only this site is told.
@@ -262,11 +262,11 @@ def bring(
         raise Refused(f"--data {file}", "name an .npz, .csv or .parquet file")
     if d.schema is not None and not is_table(file.name):
         raise Refused(f"--data {file}, and the study has a schema", "bring a .csv or .parquet file")
-    brought = read_file(file, task, d.form, own=True)
-    for line in brought.told:
-        tell(line)
-    count = d.classes or brought.classes or classes
-    dataset = brought.dataset if task == "regression" else settle(brought.dataset, count)
+    loaded = read_file(file, task, d.form, own=True)
+    for line in loaded.notes:
+        say(line)
+    count = d.classes or loaded.classes or classes
+    dataset = loaded.dataset if task == "regression" else with_classes(loaded.dataset, count)
     refuse_counted(config, file, dataset)
     tested = with_test(dataset, test, d.form)
     # what the model will be tried on: test data may have a test set of their own
@@ -279,18 +279,18 @@ def bring(
 
 
 def _spec(
-    agreement: Agreement, files: tuple[Path, Path | None, Path], node: int, device: str, tell: Callable[[str], None]
+    agreement: Agreement, files: tuple[Path, Path | None, Path], node: int, device: str, say: Callable[[str], None]
 ) -> tuple[RunSpec, Records, Also]:
     """Return the run of this site, and hashes of its records and of those it holds out, which stay at this site."""
     config, (file, test, model) = agreement.config, files
-    dataset = bring(config, file, test, tell, classes=agreement.sample.classes)
-    dataset, records, also = site_sums.counted(config, node, dataset, model, tell)
+    dataset = read_own(config, file, test, say, classes=agreement.sample.classes)
+    dataset, records, also = site_sums.counted(config, node, dataset, model, say)
     spec = agreement.spec(dataset, node, device)
     place = hashlib.sha256(f"privsgp/layout/site/{file.resolve()}".encode()).hexdigest()
     public = spec.simulation or test is not None
     names = tuple(card.name for card in agreement.roster)
-    told = dataclasses.replace(spec, layout=place, sites=names, share_metrics=public)
-    return told, records, also
+    local = dataclasses.replace(spec, layout=place, sites=names, share_metrics=public)
+    return local, records, also
 
 
 def _prepare(folder: Folder, agreement: Agreement) -> None:
@@ -313,15 +313,15 @@ def _pair_key(folder: Folder) -> Path:
 
 def _wait_for_signatures(network: Network, say: Callable[[str], None]) -> None:
     """Wait until all have signed: before that no step is taken."""
-    told = ""
+    shown = ""
     with network.stopping:
         while missing := network.members.unsigned():
-            if (text := f"waiting for the signature of {', '.join(missing)}") != told:
-                say(told := text)
+            if (text := f"waiting for the signature of {', '.join(missing)}") != shown:
+                say(shown := text)
             if network.transport.stop():
                 raise Interrupted(0)
             network.until(lambda: not network.members.unsigned(), _TICK)
-    if told:
+    if shown:
         say("all have signed")
 
 
@@ -348,7 +348,7 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
     releases[node] = outcome.releases[0]
     unseen = ("mean_node_accuracy", "worst_node_accuracy", "consensus_error", "train_loss")  # nobody sees all models
     unknown = dict.fromkeys([*unseen, "steps_per_second", "peak_memory_bytes"])
-    measured = seen(spec, outcome) | unknown | {"virtual_seconds": spec.clock.at(outcome.steps)}
+    measured = measured_by_first(spec, outcome) | unknown | {"virtual_seconds": spec.clock.at(outcome.steps)}
     others = [i for i in range(spec.nodes) if i != node]
     norm = float(outcome.state.z[0].double().norm())
     roster = [
@@ -373,7 +373,7 @@ def _see_off(network: Network, say: Callable[[str], None], least: float = 0.0) -
 
     Until anybody was there, for `least` seconds.
     """
-    members, transport, told, stopping = network.members, network.transport, "", Stopping()
+    members, transport, shown, stopping = network.members, network.transport, "", Stopping()
     began, usual = time.monotonic(), _FAREWELL * network.agreement.limits.deadline
 
     def needing() -> list[int]:
@@ -388,8 +388,8 @@ def _see_off(network: Network, say: Callable[[str], None], least: float = 0.0) -
             if stopping.asked or (not any(map(members.is_there, needed)) and time.monotonic() - began > patience):
                 say(f"{names} may still need this site's last message: join again when they are back")
                 return
-            if (text := f"finished; serving {names}") != told:
-                say(told := text)
+            if (text := f"finished; serving {names}") != shown:
+                say(shown := text)
             network.until(lambda: not needing(), _TICK)
         network.until(members.all_informed, _GOODBYE)
 

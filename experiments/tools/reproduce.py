@@ -14,11 +14,11 @@ import numpy as np
 
 from privsgp import data, files
 from privsgp.errors import Refused
-from privsgp.research import compare, picture
-from privsgp.research.claims import Found
-from privsgp.research.figures import SETTINGS, Curve, Figure, Setting, known
-from privsgp.research.provenance import provenance
 from privsgp.runs import config as configs
+from tools import compare, picture
+from tools.claims import Found
+from tools.figures import SETTINGS, Curve, Figure, Setting, known
+from tools.provenance import provenance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.accounting.mechanisms import Accountant
-    from privsgp.research.bench import Bench, Several
     from privsgp.runs.config import Config
+    from tools.bench import Bench, Several
 
 VERSION = 1
 TEST = 1000  # test samples of a small copy

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting.mechanisms import nominal
 from privsgp.accounting.shown import span_up
-from privsgp.research import claims
+from tools import claims
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,12 +18,12 @@ from privsgp.accounting.mechanisms import ACCOUNTANTS, Accountant, nominal
 from privsgp.accounting.shown import up
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused
-from privsgp.research import claims
+from tools import claims
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from privsgp.research.claims import Found, Verdict
+    from tools.claims import Found, Verdict
 
 MODES = ACCOUNTANTS[::-1]  # the paper's own first
 SCALES = ("small", "full")
@@ -112,7 +112,7 @@ class Figure:
     curves: Callable[[Setting, Accountant], list[Curve]]
     claim: Callable[[Any, Mapping[str, Found]], Verdict]
     subject: Callable[[Setting], Any]  # the curves that the claim is about
-    tuned: bool = False  # every curve at its own best step size, by the rule of `privsgp compare`
+    tuned: bool = False  # every curve at its own best step size, by the rule of `compare`
 
 
 def speedup(s: Setting, mode: Accountant) -> list[Curve]:

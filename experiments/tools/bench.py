@@ -26,10 +26,10 @@ from privsgp.engine.formats import Summary
 from privsgp.engine.trainer import Stopping
 from privsgp.errors import Diverged, Refused, refuse_below_one
 from privsgp.files import read_json, write_json
-from privsgp.research.claims import Spread
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
+from tools.claims import Spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,9 +40,7 @@ if TYPE_CHECKING:
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 # The slow imports of a run happen once.
-_PROCESSES.set_forkserver_preload(
-    ["privsgp.research.bench", "privsgp.accounting.pld", "sklearn.datasets", "torch._dynamo"]
-)
+_PROCESSES.set_forkserver_preload(["privsgp.runs.train", "privsgp.accounting.pld", "sklearn.datasets", "torch._dynamo"])
 _PAUSE = 0.5  # seconds between two looks at the progress, and at whether to stop
 
 

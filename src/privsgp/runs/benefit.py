@@ -49,7 +49,7 @@ def compare(result: Result, held_out: Path, own: Path) -> dict[str, Any]:
     card = result.card
     if card["loss"] in (None, "survival"):
         raise Refused("the model has its own loss or a survival loss", "compare models of classes or numbers")
-    _refuse_seen(result, held_out, own)
+    _refuse_trained_on(result, held_out, own)
     (x, y), (x_test, y_test) = labelled_rows(own, card), labelled_rows(held_out, card)
     classes = None if card["loss"] == "mse" else card["classes"]
     alone = learnt_alone(x.reshape(len(x), -1), y, x_test.reshape(len(x_test), -1), classes)
@@ -58,13 +58,13 @@ def compare(result: Result, held_out: Path, own: Path) -> dict[str, Any]:
     measured = measures.Measure(kind, card["classes"], unit=unit)(torch.from_numpy(alone), torch.from_numpy(y_test))
     if kind == "mse":
         true = measures.in_unit(torch.from_numpy(y_test), unit).numpy()
-        said = measures.in_unit(torch.from_numpy(alone), unit).numpy().reshape(true.shape)
-        gain = np.square(said - true) - np.square(result.predict(x_test) - true)
+        predicted = measures.in_unit(torch.from_numpy(alone), unit).numpy().reshape(true.shape)
+        gain = np.square(predicted - true) - np.square(result.predict(x_test) - true)
     else:
         at = np.arange(len(y_test)), y_test
         gain = np.log(np.maximum(result.predict_proba(x_test)[at], 1e-12)) - alone[at]
-    told = {name: {"joint": joint[name], "alone": measured[name]} for name in _SHOWN if name in joint}
-    found = {"held_out": len(y_test), "own": len(y), "metrics": told, "answer": _answer(gain, len(y))}
+    compared = {name: {"joint": joint[name], "alone": measured[name]} for name in _SHOWN if name in joint}
+    found = {"held_out": len(y_test), "own": len(y), "metrics": compared, "answer": _answer(gain, len(y))}
     private = result.folder / "private"
     private.mkdir(mode=0o700, exist_ok=True)
     write_private(private / NAME, json.dumps(found).encode())
@@ -125,12 +125,12 @@ def survival_loss_alone(
 
 def _at_risk(x: NDArray[np.float32], y: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return a row for each person and bin at risk, which bin it is, and whether the event was in it."""
-    person, place = np.nonzero((y < 0) | (y >= 0.5))
-    rows = np.concatenate([x[person], np.eye(y.shape[1], dtype=np.float32)[place]], 1)
-    return rows, (y[person, place] < 0).astype(np.int64)
+    person, interval = np.nonzero((y < 0) | (y >= 0.5))
+    rows = np.concatenate([x[person], np.eye(y.shape[1], dtype=np.float32)[interval]], 1)
+    return rows, (y[person, interval] < 0).astype(np.int64)
 
 
-def _refuse_seen(result: Result, held_out: Path, own: Path) -> None:
+def _refuse_trained_on(result: Result, held_out: Path, own: Path) -> None:
     """Refuse held-out records that are in the run, by the budget book, or in the site's own file."""
     book, rows, mine = Book(), _hashes(held_out, result), _hashes(own, result)
     sets = [one for found in book.sets_of({Folder(result.folder).run or ""}).values() for one in found]
