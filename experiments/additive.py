@@ -180,8 +180,9 @@ def compared(name: str, data_dir: Path | None) -> dict[str, Any]:
         for model in MODELS for arm, changes in ARMS.items()
     ]  # fmt: skip
     return {
+        "table": name,
         "step_size": CHOSEN[name],
-        "rows": [
+        "runs": [
             row for seed in (SEEDS if table[2] is None else SEEDS[:1]) for row in trained(name, table, seed, arms)
         ],
     }
@@ -190,18 +191,19 @@ def compared(name: str, data_dir: Path | None) -> dict[str, Any]:
 def part(told: dict[str, Any]) -> str:
     """Return the tables of the page: means over the divisions."""
     lines = []
-    for name, found in told["tables"].items():
+    for found in told["rows"]:
+        name = found["table"]
         head = "weights | AUC, no privacy | AUC, ε = 1 | each division | log loss, no privacy | log loss, ε = 1"
         lines += [f"| {name} | {head} |"]
         lines += ["|---|---:|---:|---:|---|---:|---:|"]
         for model in MODELS:
-            rows = {arm: [row for row in found["rows"] if row["arm"] == f"{model}, {arm}"] for arm in ARMS}
+            rows = {arm: [row for row in found["runs"] if row["arm"] == f"{model}, {arm}"] for arm in ARMS}
             auc, loss = ([fmean(row[key] for row in rows[arm]) for arm in ARMS] for key in ("auc", "log_loss"))
             each = ", ".join(f"{row['auc']:.3f}" for row in rows["ε = 1"])
             dim = rows["ε = 1"][0]["dim"]
             lines.append(f"| {model} | {dim} | {auc[0]:.3f} | {auc[1]:.3f} | {each} | {loss[0]:.4f} | {loss[1]:.4f} |")
         lines.append("")
-    return "\n".join([*lines, pages.commits(told["tables"].values())])
+    return "\n".join([*lines, pages.commits(told["rows"])])
 
 
 def arguments() -> argparse.Namespace:
@@ -212,12 +214,12 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Run the tables that the JSON file does not have, or write the page."""
     asked = arguments()
-    known = json.loads(RESULTS.read_text())["tables"] if RESULTS.exists() else {}
+    known = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
     for name in TABLES if asked.page is None else ():
-        if name not in known:
-            known[name] = compared(name, asked.data_dir) | provenance("cpu")
-            write_json(RESULTS, {"simulation": True, "settings": SETTINGS, "tables": known})
-    pages.put(asked.page or PAGE, "additive", part({"tables": known}))
+        if name not in [one["table"] for one in known]:
+            known.append(compared(name, asked.data_dir) | provenance("cpu"))
+            write_json(RESULTS, {"simulation": True, "settings": SETTINGS, "rows": known})
+    pages.put(asked.page or PAGE, "additive", part({"rows": known}))
 
 
 if __name__ == "__main__":

@@ -54,6 +54,9 @@ PAGES = (
     "experiments/signals.py --page docs/planner.md",
     "experiments/persons.py --page docs/results-accuracy.md",
     "experiments/survival.py --page docs/howto/survival.md",
+    "experiments/bytes.py --page docs/howto/bytes.md",
+    "experiments/additive.py --page docs/howto/additive.md",
+    "experiments/private_evaluation.py --page docs/howto/evaluate.md",
     "experiments/first_study.py --page docs/howto/first-study.md",
     "benchmarks/flower.py --page docs/results-accuracy.md",
 )

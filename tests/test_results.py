@@ -24,12 +24,14 @@ EXPERIMENT = "results"
 GIVEN = {"data": "data", "out": "runs", "device": "cpu", "jobs": 2}
 # these keep no runs, and begin anew
 ALONE = {
+    "additive",
     "class-weights",
     "first-model",
     "first-study",
     "flower",
     "hospitals",
     "persons",
+    "private-evaluation",
     "survival",
     "trust",
     "stragglers",

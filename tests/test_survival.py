@@ -170,7 +170,7 @@ def test_made_up_survival_has_the_signal_that_it_names():
         "columns": {name: {"type": "number", "range": [0, 1]} for name in "abcd"},
     })  # fmt: skip
     found = []
-    for signal in (stand_in.ENDS[0], *stand_in.SIGNALS, stand_in.ENDS[1]):
+    for signal in (stand_in.NONE, *stand_in.SIGNALS[:-1]):
         made = stand_in.table(schema, signal, samples=400)
         time, event = survival.decoded(made.y_test.numpy())
         x = np.c_[made.x_test.numpy(), np.ones(len(time))]

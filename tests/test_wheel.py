@@ -23,9 +23,12 @@ KEPT = {
     "py.typed",
     "report/page.css",
     "report/templates/assessment.md",
+    "report/templates/base.html",
+    "report/templates/description.html",
     "report/templates/page.html",
     "report/templates/registry.yaml",
     "report/templates/site.html",
+    "runs/first.toml",
 }
 OWN = """
 name = "own"

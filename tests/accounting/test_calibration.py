@@ -69,15 +69,15 @@ def test_where_less_noise_is_left_in_the_average_a_larger_weight_is_affordable()
         assert 0.23**2.5 * (shared**2 - 1) == pytest.approx(alone**2 - 1)
         assert calibration.affordable(m, steps, 0.9999) == calibration.affordable(m, steps, 1.3) == alone
         assert calibration.affordable(m, steps, 0.2265) == calibration.affordable(m, steps, 0.2265 * (1 + 1e-4))
-    weights = [calibration.largest(m, 1000, 1.0, 1e-5, left=left) for left in (1.0, 0.5, 0.2265)]
+    weights = [calibration.largest(m, 1000, 1.0, 1e-5, remaining=remaining) for remaining in (1.0, 0.5, 0.2265)]
     assert weights[0] == calibration.largest(m, 1000, 1.0, 1e-5)
     assert weights == sorted(set(weights))
     sigma = calibration.sigma(dataclasses.replace(m, difference_scale=weights[-1]), 1000, 1.0, 1e-5)
-    assert calibration.largest_at(m.with_sigma(sigma), 1000, 1e-5, left=0.2265) == pytest.approx(weights[-1], rel=0.05)
+    assert calibration.largest_at(m.with_sigma(sigma), 1000, 1e-5, remaining=0.2265) == pytest.approx(weights[-1], rel=0.05)
     often = dataclasses.replace(m, batch=12)
-    assert calibration.largest(often, 1000, 1.0, 1e-5, left=0.2265) == 0.7  # 1 would be affordable
+    assert calibration.largest(often, 1000, 1.0, 1e-5, remaining=0.2265) == 0.7  # 1 would be affordable
     steady = dataclasses.replace(m, batch=48)
-    assert calibration.largest(steady, 1000, 1.0, 1e-5, left=0.2265) == calibration.largest(steady, 1000, 1.0, 1e-5)
+    assert calibration.largest(steady, 1000, 1.0, 1e-5, remaining=0.2265) == calibration.largest(steady, 1000, 1.0, 1e-5)
 
 
 def test_a_clip_of_g_doubles_the_weight_that_is_affordable():

@@ -11,7 +11,7 @@ import privsgp
 from privsgp import models
 from privsgp.cli import app
 from privsgp.data import tables
-from privsgp.data.schema import Schema, parse
+from privsgp.data.schema import parse
 from privsgp.data.schema_text import written
 from privsgp.errors import Refused
 
@@ -92,11 +92,15 @@ def test_refusals(more, what):
         models.make("additive", **(form | more))
 
 
-def test_bins_do_not_change_the_digest_of_schemas_without_them():
-    plain = {"target": {"column": "y", "range": [0, 1]}, "columns": {"x": {"type": "number", "range": [0, 1]}}}
-    assert Schema.model_validate(plain).digest == "0a0b722a6486418abec1af27971fbb41686f71e19d5a71dcb9a645bd4160bf56"
+def test_bins_are_part_of_the_digest_of_a_schema_and_rise():
+    def schema(**bins):
+        columns = {"x": {"type": "number", "range": [0, 1], **bins}}
+        return parse({"target": {"column": "y", "range": [0, 1]}, "columns": columns})
+
+    assert schema(bins=[0.5]).digest != schema().digest
+    assert schema(bins=[0.5]).digest == schema(bins=[0.5]).digest
     with pytest.raises(Refused, match="rising"):
-        parse(plain | {"columns": {"x": {"type": "number", "range": [0, 1], "bins": [0.5, 0.5]}}})
+        schema(bins=[0.5, 0.5])
 
 
 RUN = """

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.distributed import HashStore
 
 import privsgp
 import runs
@@ -17,10 +15,6 @@ from privsgp.data import Dataset, from_arrays
 from privsgp.data.loading import holds_records_of
 from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.errors import Refused
-from privsgp.planner import settle
-from privsgp.runs import config as configs
-from privsgp.runs import problem as problems
-from privsgp.transport.rendezvous import Processes
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(160, 6)).astype(np.float32), np.arange(160) % 2
@@ -218,28 +212,6 @@ def test_pooled_records_are_every_sites(tmp_path, files):
     for file in files:
         with pytest.raises(Refused, match="metrics on them no ε covers"):
             result.evaluate(file)
-
-
-def test_every_process_looks_at_plan_data(tmp_path):
-    """The first plans, and does not know the records of the others."""
-    np.savez(tmp_path / "public.npz", x=SITES[1][0][::-1], y=SITES[1][1])
-    text = SMALL.format(classes="classes = 2").replace("step_size = 0.1", 'step_size = "auto"')
-    text = text.replace('test_path = "public.npz"\n', "") + f'[plan]\ndata = "{tmp_path / "public.npz"}"\n'
-    config, store = configs.read(runs.small(tmp_path, text)), HashStore()
-
-    def process(rank):
-        dataset = from_arrays(*SITES[rank], classes=2)
-        problem = problems.assembled(config, dataset, [np.arange(40)], range(rank, rank + 1), [40, 40])
-        try:
-            settle.settle(config, problem, tmp_path / "out", resume=False, world=Processes(rank, 2, store, 20.0))
-        except Refused as refused:
-            return refused.what
-        return "went on"
-
-    with ThreadPoolExecutor(2) as pool:
-        said = list(pool.map(process, range(2)))
-    assert said[0] == "process 1 was refused"
-    assert "is the nodes' own data" in said[1]
 
 
 def test_records_with_few_values_are_alike_by_chance(tmp_path):

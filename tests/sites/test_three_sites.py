@@ -255,7 +255,7 @@ def test_who_leaves_takes_its_own_part_and_the_rest_agree_on_the_average_of_thei
     right = (np.einsum("i,id->d", w, z) - own) / rest
     for i in range(3):
         np.testing.assert_allclose(c.model(i), right, atol=2e-6 * np.abs(right).max())
-    returned = [line["returned"] for i in range(3) for line in c.steps(i).values() if "returned" in line]
+    returned = [line["returned"] for i in range(3) for line in c.steps(i).values() if line.get("returned")]
     assert [target for ((target, _),) in returned] in ([3], [3, 3])  # else there was nothing to check
 
 

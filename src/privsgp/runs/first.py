@@ -21,7 +21,6 @@ from privsgp.data.schema_text import toml_value, written
 from privsgp.errors import Refused
 from privsgp.files import write
 from privsgp.runs import config as configs
-from privsgp.runs import description
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,6 +54,8 @@ def write_first(
         raise Refused("--public with --from-description, or neither", "give one of them")
     table, cost = None, ""
     if public is None:
+        from privsgp.runs import description  # it imports torch, which a table does not need
+
         made, cost = description.drafted(description.read(described or Path()))
         schema = _HEAD.format(cost=cost) + written(made)
     else:
