@@ -73,11 +73,13 @@ def test_where_less_noise_is_left_in_the_average_a_larger_weight_is_affordable()
     assert weights[0] == calibration.largest(m, 1000, 1.0, 1e-5)
     assert weights == sorted(set(weights))
     sigma = calibration.sigma(dataclasses.replace(m, difference_scale=weights[-1]), 1000, 1.0, 1e-5)
-    assert calibration.largest_at(m.with_sigma(sigma), 1000, 1e-5, remaining=0.2265) == pytest.approx(weights[-1], rel=0.05)
+    at_sigma = calibration.largest_at(m.with_sigma(sigma), 1000, 1e-5, remaining=0.2265)
+    assert at_sigma == pytest.approx(weights[-1], rel=0.05)
     often = dataclasses.replace(m, batch=12)
     assert calibration.largest(often, 1000, 1.0, 1e-5, remaining=0.2265) == 0.7  # 1 would be affordable
     steady = dataclasses.replace(m, batch=48)
-    assert calibration.largest(steady, 1000, 1.0, 1e-5, remaining=0.2265) == calibration.largest(steady, 1000, 1.0, 1e-5)
+    whole = calibration.largest(steady, 1000, 1.0, 1e-5)
+    assert calibration.largest(steady, 1000, 1.0, 1e-5, remaining=0.2265) == whole
 
 
 def test_a_clip_of_g_doubles_the_weight_that_is_affordable():
