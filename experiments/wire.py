@@ -63,13 +63,18 @@ def keep(told: dict[str, Any], kind: str, row: dict[str, Any]) -> None:
     write_json(RESULTS, told)
 
 
-def main() -> None:
-    """Measure what is missing, and write the table."""
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--bits", type=int, nargs="+", default=list(sites.WIDTHS))
     parser.add_argument("--page", type=Path, help="measure nothing: write what the JSON file has into this page")
-    asked = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure what is missing, and write the table."""
+    asked = arguments()
     told = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"weights": SIZE.dim, "rows": []}
     for kind in () if asked.page else asked.only:
         for bits in asked.bits:
