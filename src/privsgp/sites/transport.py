@@ -225,11 +225,6 @@ class SitesTransport(Transport):
             link, sums = self.sources.index(frame.header.source), frame.sums()
             self.arrived[link] = sums if sums.flags.writeable else sums.copy()  # PyTorch takes no other
             self.newest[link] = frame.header.step
-        flow = {j: float(self.sums[self.targets.index(j)][-1]) for j in self.sources if j in self.targets}
-        flow = {j: sent - float(self.arrived[self.sources.index(j)][-1]) for j, sent in flow.items()}
-        drained = None if self.members.gone() else self.outliers.drained(k, float(w[0]), arrived, flow)
-        if drained is not None:  # no link is stopped: honest sites lose weight too, to a site that is down
-            self.members.accuse(drained[0].source, drained[1])
         self.counts[1] += len(taken)
         done = {
             "step": k, "sent": sent, "taken": [(frame.header.source, frame.header.step) for frame in taken],
