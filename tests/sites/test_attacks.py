@@ -495,8 +495,7 @@ def test_a_hello_of_the_largest_roster_is_read(three):
     """Of each of 1024 sites it has a header, a signature and a key, and what it has signed for this one."""
     said = Gossip(three.agreement, 0, 1, "0" * 128).hello(1)
     head = frame(three, 2**31, 0.5, source=1, target=2, incarnation=2**31).evidence()
-    each = {"passed_on": [2**31, 2**31, "0" * 128], "signatures": "0" * 128, "pair_keys": "0" * 192, "heads": head}
-    each |= {"heard": 1 / 3}
+    each = {"signatures": "0" * 128, "pair_keys": "0" * 192, "heads": head, "heard": 1 / 3}
     hello = said | {key: dict.fromkeys(map(str, range(1024)), value) for key, value in each.items()}
     assert len(read_said(Hello, canonical(hello), 1024).heads) == 1024
 
