@@ -395,7 +395,7 @@ def test_the_doctor_knows_the_relay(consortium):
     aachen.server.start(c.sites[0].listen)
     try:
         ran = command("doctor", c.study, "--home", c.sites[1].home)
-        assert "their messages travel through the relay relay" in unwrapped(ran.out)
+        assert "dials out only" in unwrapped(ran.out)
         assert ran.code == 0, ran.out
         assert "relay" not in findings(c, 0)  # aachen can be dialled: it has no use for it
         assert "is the relay of study" in {one.what: one for one in examine(relay, c.agreement)}["roster"].text
@@ -413,7 +413,7 @@ def test_another_server_shows(consortium):
     intercepting.server.start(c.sites[2].listen)  # at cork's address
     try:
         found = findings(c)["cork"].text
-        assert "shows another key than the card of cork (issued by CN=basel authority)" in found
+        assert "shows another key than the card of cork" in found
     finally:
         intercepting.server.stop()
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 VERSION = 1
 HEAVY = 0.9  # leaving a node out is worth a warning when the average's noise falls below this share
-BYTES = 4  # float32
 WIRE, LATENCY, STEP = 8, 0.02, 0.02  # bytes of a number between sites; seconds one way, and of a step (measured)
 FEWER = ((8, 1), (4, 1), (4, 4))  # bits and local steps that a plan shows beside those of the run
 FEWEST = 0.5  # public rows to rehearse with, for each row of the sites, below which a plan says little
@@ -90,12 +89,6 @@ class Plan:
     def network(self) -> Network:
         """The sites and their budgets."""
         return self.planner.network
-
-    @cached_property
-    def bytes_sent(self) -> int:
-        """Bytes that a node of a simulation sends on average: x, and its float64 weight w."""
-        d = self.planner.rehearsal.layout.dim
-        return round(self.messages * self.chosen.steps * ((d * BYTES if self.bits == 32 else width(self.bits, d)) + 8))
 
     @cached_property
     def messages(self) -> float:
@@ -232,7 +225,6 @@ class Plan:
             "constant_loss": [e.constant for e in self.expected],
             "alone_loss": [list(e.alone) for e in self.expected],
             "between_sites": self.between_sites | {"mbit": self.link},
-            "bytes_sent_per_node": self.bytes_sent,
             "warnings": self.warnings,
         }
 
@@ -268,8 +260,7 @@ class Plan:
 
     @property
     def _sent_text(self) -> str:
-        way = f"{_traffic(self.between_sites)} with `join`"
-        return f"{way}, at {self.link:g} Mbit/s and {1000 * LATENCY:g} ms; {in_units(self.bytes_sent)} with `train`"
+        return f"{_traffic(self.between_sites)} with `join`, at {self.link:g} Mbit/s and {1000 * LATENCY:g} ms"
 
     @property
     def _is_slow(self) -> bool:
