@@ -123,6 +123,7 @@ def _learning(problem: Problem, device: torch.device, dtype: torch.dtype) -> Lea
     return Learning(
         problem.model, problem.loss, problem.correct, inputs, targets, test, stacked.samples, d.vocabulary,
         problem.measure, rows=1 if d.persons is None else d.persons.most,
+        weights=None if stacked.weights is None else place(stacked.weights),
     )  # fmt: skip
 
 
