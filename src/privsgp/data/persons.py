@@ -168,10 +168,9 @@ def grouped(dataset: Dataset, found: Named, options: PersonOptions) -> Grouped:
     written, place = np.unique(np.array(found.names, np.str_), return_inverse=True)
     one_form, most = np.array([canonical(name) for name in written.tolist()], np.str_), options.rows_per_person or 1
     names, forms = one_form[place], np.unique(one_form, return_counts=True)[1]
-    for values in (names, found.dates, found.weights):
+    for what, values in {"identifiers": names, "dates": found.dates, "weights": found.weights}.items():
         if values is not None and values.shape != dataset.y.shape[:1]:
-            what = f"{dataset.name}: {len(values)} identifiers, dates or weights for {len(dataset.y)} rows"
-            raise Refused(what, "give one to each row")
+            raise Refused(f"{dataset.name}: {len(values)} {what} for {len(dataset.y)} rows", "give one to each row")
     if found.weights is not None and not (found.weights > 0).all():
         raise Refused(f"{dataset.name}: a weight is not above 0", BY_WEIGHT)
     content = np.array([

@@ -73,7 +73,7 @@ def on_files(run: Path, template: str, changes: Sequence[str], say: Say = print)
         raise Refused(f"{run} holds out a share of its own data", "evaluate it on these: name its run.toml")
     config = started.with_section("data", path=str(Path(template).resolve()), test_path=None, sizes=None)
     config = configs.parse(config.model_dump(), changes, Path())
-    if config.data.person != started.data.person:
+    if None not in (who := {config.data.person, started.data.person}) and len(who) > 1:
         raise Refused(f"data.person = {config.data.person!r}", f"{run} counts persons by {started.data.person!r}")
     config, problem = pooled(config, unencoded(config, None, range(config.data.nodes)))
     refuse_trained(config, Folder(run).run or "", _records(problem), say)
