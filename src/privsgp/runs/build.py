@@ -16,6 +16,7 @@ from privsgp.errors import Refused
 from privsgp.features.options import pretraining
 from privsgp.gradients import Layout
 from privsgp.gradients.rounding import kappa, least_difference_clip
+from privsgp.randomness import REGISTERED
 from privsgp.randomness.noise import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs.budgets import calibrate_nodes, settings, spare
@@ -56,7 +57,7 @@ def build_run(resolved: Resolved, world: World | None = None, agreed: dict[str, 
     if clip is not None and clip < least:
         what = f"algorithm.difference_clip = {clip:g} with entries that are rounded to float32"
         raise Refused(what, f"take at least {least:g}: rounding moves an entry too")
-    c = protection.covariance
+    c, noise = protection.covariance, REGISTERED.get(config.privacy.noise, IndependentNoise)()
     spec = RunSpec(
         name=config.name,
         seed=config.seed,
@@ -79,7 +80,7 @@ def build_run(resolved: Resolved, world: World | None = None, agreed: dict[str, 
         momentum=a.momentum,
         weights=_weights(config, problem.samples, protection),
         final_model=a,
-        noise=IndependentNoise() if c is None else PairwiseNoise(c, config.honest),
+        noise=noise if c is None else PairwiseNoise(c, config.honest),
         sites=config.data.sites or (),
         share_metrics=config.test_is_public,
         pretraining=pretraining(config.features.name),

@@ -49,7 +49,7 @@ from privsgp.files import flat, read_toml
 from privsgp.graph import GRAPHS
 from privsgp.models.options import MODELS
 from privsgp.options import Count, NotNegative, Options, Positive, Probability, Section, option
-from privsgp.randomness import NOISES
+from privsgp.randomness import NOISES, REGISTERED
 from privsgp.runs.refusals import AUTO, CLIP, GONE, close, refusal
 
 if TYPE_CHECKING:
@@ -475,6 +475,8 @@ class Config(Options):
         yield unknown, which, "give privacy.epsilon = 3.0, or privacy.sigma = 0.1 (0: no noise)"
         unheld = p.nominal and method.asynchronous
         yield unheld, "privacy.accountant algorithm.name", "take 'certified': no published noise holds for one node"
+        remedy = "give a seed: privsgp has no proof of this noise, so it is for simulations"
+        yield p.noise in REGISTERED and self.seed is None, "privacy.noise seed", remedy
         never = self.engine.checkpoint_every == 0 and self.seed is None
         yield never, "engine.checkpoint_every seed", "leave it out: after a crash all steps would be paid for again"
         for key in ("epsilon", "delta", "sigma") if self.trust == "secure aggregation" else ():
