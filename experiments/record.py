@@ -370,7 +370,8 @@ def say(words: str) -> None:
 def prepared(name: str, more: Sequence[str], options: argparse.Namespace, *, held: bool) -> Prepared:
     """Compute features once and write them to a file; with `held`, a tenth of the training records is the test set."""
     source = SOURCES[name]
-    bare = source.bare([*more, "data.nodes=1", "data.sizes=", f"engine.device={options.device}"])
+    pieces = "data.nodes=50"  # each is kept in the cache of features: a kill loses little
+    bare = source.bare([*more, pieces, "data.sizes=", f"engine.device={options.device}"])
     about = hashlib.sha256(f"{bare.data.name} {bare.features.model_dump_json()}".encode()).hexdigest()[:8]
     files = {which: options.out / "data" / f"{name}-{about}{end}.npz" for which, end in ((True, "-held"), (False, ""))}
     if not all(path.exists() for path in files.values()):

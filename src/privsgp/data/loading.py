@@ -18,7 +18,7 @@ from privsgp.data.dataset import Dataset, Task, from_arrays, pool, with_classes,
 from privsgp.data.files import Found, read_npz
 from privsgp.data.hashes import hashes
 from privsgp.data.images import ImageOptions, class_folders, persons_of_images, read_bare_images, read_images
-from privsgp.data.persons import Named, PersonOptions, grouped, named
+from privsgp.data.persons import Named, PersonOptions, grouped, in_forms, named
 from privsgp.data.published import PUBLISHED, data_folder
 from privsgp.data.same_records import in_common
 from privsgp.data.schema import MISSING
@@ -141,8 +141,9 @@ def by_person(dataset: Dataset, found: Named | None, options: PersonOptions) -> 
         remedy = "leave data.person out, or bring a file that says it"
         raise Refused(f"{dataset.name} does not say whose its rows are", remedy)
     most, made = options.rows_per_person, grouped(dataset, found, options)
-    several = f"{dataset.name}: {made[1]:,} persons have more than {most} rows, and {most} of each are used"
-    return made[0], [several] if made[1] else []
+    cut = f"{dataset.name}: {made.cut:,} persons have more than {most} rows, and {most} of each are used"
+    forms = f"{dataset.name}: {in_forms(made.forms)}"
+    return made.dataset, [line for line, count in ((cut, made.cut), (forms, made.forms)) if count]
 
 
 def read_arrays(path: Path, form: Form, *, labelled: bool = True, own: bool = False) -> Found:
@@ -165,11 +166,8 @@ def read_arrays(path: Path, form: Form, *, labelled: bool = True, own: bool = Fa
 
 
 def _named(path: Path, persons: PersonOptions) -> Named:
-    """Read whose rows an .npz file has, and when they are from."""
-    wanted = [key for key in (persons.person, persons.rows_date) if key is not None]
-    found = read_npz(path, wanted, wanted)
-    dates = None if persons.rows_date is None else found[persons.rows_date]
-    return named(found[wanted[0]], dates, MISSING, f"{path}: {wanted[0]}")
+    """Read whose rows an .npz file has, when they are from and what they weigh."""
+    return named(read_npz(path, persons.columns, persons.columns), persons, MISSING, str(path))
 
 
 def _read_images(path: Path, form: Form, *, labelled: bool) -> Found:

@@ -85,12 +85,11 @@ def read_texts(
 
 
 def _whose(path: Path, rows: list[dict[str, Any]], persons: PersonOptions) -> Named:
-    """Return whose texts they are, and when they are from if that decides which are used."""
-    keys = [key for key in (persons.person, persons.rows_date) if key is not None]
+    """Return whose texts they are, and their dates and weights if asked for."""
+    keys = persons.columns
     if missing := [key for key in keys if not any(key in row for row in rows)]:
         raise Refused(f"{path} has no {missing[0]!r}", "name the key or column as it is in the file")
-    found = [[str(row.get(key, "")) for row in rows] for key in keys]
-    return named(found[0], found[1] if len(found) > 1 else None, MISSING, f"{path}: {keys[0]!r}")
+    return named({key: [str(row.get(key, "")) for row in rows] for key in keys}, persons, MISSING, str(path))
 
 
 def _repeating(rows: list[dict[str, Any]], options: TextOptions) -> Iterator[str]:

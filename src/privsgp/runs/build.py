@@ -16,6 +16,7 @@ from privsgp.errors import Refused
 from privsgp.features.options import pretraining
 from privsgp.gradients import Layout
 from privsgp.gradients.rounding import kappa, least_difference_clip
+from privsgp.randomness import REGISTERED
 from privsgp.randomness.noise import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs.budgets import calibrate_nodes, settings, spare
@@ -55,7 +56,7 @@ def build_run(resolved: Resolved, agreed: dict[str, Any] | None = None) -> RunSp
     if clip is not None and clip < least:
         what = f"algorithm.difference_clip = {clip:g} with entries that are rounded to float32"
         raise Refused(what, f"take at least {least:g}: rounding moves an entry too")
-    c = protection.covariance
+    c, noise = protection.covariance, REGISTERED.get(config.privacy.noise, IndependentNoise)()
     spec = RunSpec(
         name=config.name,
         seed=config.seed,
@@ -78,7 +79,7 @@ def build_run(resolved: Resolved, agreed: dict[str, Any] | None = None) -> RunSp
         momentum=a.momentum,
         weights=_weights(config, problem.samples, protection),
         final_model=a,
-        noise=IndependentNoise() if c is None else PairwiseNoise(c, config.honest),
+        noise=noise if c is None else PairwiseNoise(c, config.honest),
         sites=config.data.sites or (),
         share_metrics=config.test_is_public,
         pretraining=pretraining(config.features.name),
@@ -122,6 +123,7 @@ def _learning(problem: Problem, device: torch.device, dtype: torch.dtype) -> Lea
     return Learning(
         problem.model, problem.loss, problem.correct, inputs, targets, test, stacked.samples, d.vocabulary,
         problem.measure, rows=1 if d.persons is None else d.persons.most,
+        weights=None if stacked.weights is None else place(stacked.weights),
     )  # fmt: skip
 
 
