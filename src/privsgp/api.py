@@ -385,7 +385,7 @@ def _one(
         if persons is None or isinstance(persons, str):
             remedy = "give one identifier for each row: persons=ids, or persons=[ids of node 0, ids of node 1, …]"
             raise Refused(f"persons={persons!r} names a column, and the data are arrays", remedy)
-        dataset, notes = by_person(dataset, named(persons, None, MISSING, f"{where}: persons"), d.persons)
+        dataset, notes = by_person(dataset, named({"persons": persons}, d.persons, MISSING, where), d.persons)
     _say(notes)
     return LoadedData(dataset, classes, notes)
 
