@@ -157,7 +157,6 @@ TRUSTED: dict[str, dict[str, str]] = {
         "sites/agreement.py": "Turns the signed agreement into the run that is counted. Asks the site's policy.",
         "sites/canonical.py": "Writes one value as one sequence of bytes.",
         "sites/identity.py": "Keeps the site's keys private.",
-        "sites/journal.py": "Restores the table as it was at the last commit.",
         "sites/net/client.py": "Sends committed messages only.",
         "sites/net/server.py": "Serves committed messages only, to members only.",
         "sites/net/tls.py": "Requires TLS 1.3 and the member's certificate.",

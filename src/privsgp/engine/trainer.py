@@ -298,6 +298,7 @@ class Trainer:
             mechanisms=spec.mechanisms,
             inputs=spec.learning.inputs,
             targets=spec.learning.targets,
+            weights=spec.learning.weights,
             gradient=gradient,
             random=randomness,
             step_size=spec.step_size,
