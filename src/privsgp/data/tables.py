@@ -11,13 +11,13 @@ import csv
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from privsgp.data import dialect as dialects
 from privsgp.data import same_records, survival
-from privsgp.data.files import refuse_vast
+from privsgp.data.files import Found, refuse_vast
 from privsgp.data.hashes import row_hashes
 from privsgp.data.persons import BY_DATE, BY_WEIGHT, Named, nameless, repeats, warning
 from privsgp.data.schema import OTHER, WORDS, Category, Number, Survival, doubles
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.data.dialect import Dialect
-    from privsgp.data.hashes import Hashes
     from privsgp.data.persons import PersonOptions
     from privsgp.data.schema import Scaled, Schema
 
@@ -72,26 +71,6 @@ COUNTED = {
 Count = dict[str, int]  # what happened to the values of one column, by the keys above
 
 
-class Table(NamedTuple):
-    """An encoded table: inputs [N, width], targets [N] (None where there was no target), and what was counted.
-
-    Guarantee: row i of `x` and `y` hangs on row i of the table and on the schema alone. `counts` are of private rows,
-    and for the site that holds them.
-    """
-
-    x: NDArray[np.float32]
-    y: NDArray[np.int64] | NDArray[np.float32] | None
-    counts: dict[str, Count]
-    rows: Hashes | None = None  # hashes of the rows as they are in the file (`hashes.row_hashes`)
-    named: Named | None = None  # whose rows they are
-    repeating: Sequence[str] = ()  # warnings of columns that may say so, if nobody asked
-
-    @property
-    def notes(self) -> list[str]:
-        """What was filled in, clipped or unknown; for the site's own eyes."""
-        return [*self.repeating, *count_notes(self.counts)]
-
-
 def count_notes(counts: dict[str, Count]) -> list[str]:
     """Return what was filled in, clipped or unknown, column by column; for the site's own eyes."""
     return [f"{name}: {n} {COUNTED[what]}" for name, all_ in counts.items() for what, n in all_.items() if n]
@@ -99,7 +78,7 @@ def count_notes(counts: dict[str, Count]) -> list[str]:
 
 def read(
     path: Path, schema: Schema, *, labelled: bool = True, own: bool = False, persons: PersonOptions | None = None
-) -> Table:
+) -> Found:
     """Read a file and encode it; without `labelled` it needs no target, and one that is there is not looked at.
 
     `own` says that it is a site's own table: privsgp refuses it if the schema was drafted from it. `persons` names the
@@ -117,7 +96,7 @@ def read(
 def of_frame(
     frame: object, schema: Schema, where: str = "data", *, labelled: bool = True, own: bool = False,
     persons: PersonOptions | None = None,
-) -> Table:  # fmt: skip
+) -> Found:  # fmt: skip
     """Encode a data frame of pandas or polars, or an Arrow table; `own` and `persons` as for `read`."""
     pa = _pyarrow()
     try:
@@ -255,7 +234,7 @@ def encode(
     labelled: bool = True,
     own: bool = False,
     persons: PersonOptions | None = None,
-) -> Table:
+) -> Found:
     """Turn an Arrow table into arrays; refuse columns and values that are not as the schema says."""
     _refuse_doubles(table.column_names, where)
     if own:
@@ -276,8 +255,11 @@ def encode(
     rows = row_hashes(table, schema.encoded) if labelled else None
     named = None if persons is None else whose(table, schema, where, persons)
     found = repeating(table, schema) if own and persons is None else ()
-    warnings = [warning(name, count, table.num_rows) for name, count in found]
-    return Table(np.concatenate(blocks, 1), y, counts, rows, named, warnings)
+    notes = [*(warning(name, count, table.num_rows) for name, count in found), *count_notes(counts)]
+    return Found(
+        np.concatenate(blocks, 1), y, classes=schema.classes, task=schema.task, notes=[f"{where}: {n}" for n in notes],
+        rows=rows, named=named,
+    )  # fmt: skip
 
 
 def repeating(table: Any, schema: Schema, used: Collection[str] = ()) -> list[tuple[str, int]]:  # noqa: ANN401 - Arrow's

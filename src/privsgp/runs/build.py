@@ -32,10 +32,9 @@ if TYPE_CHECKING:
     from privsgp.graph import Graph
     from privsgp.runs.config import Config
     from privsgp.runs.resolve import Resolved
-    from privsgp.transport.world import World
 
 
-def build_run(resolved: Resolved, world: World | None = None, agreed: dict[str, Any] | None = None) -> RunSpec:
+def build_run(resolved: Resolved, agreed: dict[str, Any] | None = None) -> RunSpec:
     """Decide everything: σ_i from budgets, the clock, the device. What is impossible is refused here.
 
     `agreed` is what noise that sites share was agreed to be made of.
@@ -51,7 +50,7 @@ def build_run(resolved: Resolved, world: World | None = None, agreed: dict[str, 
     _refuse_other_unit(config, problem)
     places = learning.places
     slack = kappa(dtype, device, positions=places)
-    protection = calibrate_nodes(config, problem.samples, slack, world, releases, dim, agreed)
+    protection = calibrate_nodes(config, problem.samples, slack, releases, dim, agreed)
     weighted, least = protection.mechanisms[0].weighted, least_difference_clip(config.privacy.clip, dtype, places)
     clip = None if weighted is None else weighted.difference_clip
     if clip is not None and clip < least:
