@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 TABLES = 12  # made-up tables of each strength
-SPREAD = 2.0  # standard deviations from their mean score within which a public table is like them: 19 of 20
+SPREAD = 2.5  # standard deviations from their mean score within which a public table is like them
 MOST = 512  # public rows that are looked at
 PENALTY = 0.1  # of the ridge regression, for each row
 
@@ -33,8 +33,8 @@ PENALTY = 0.1  # of the ridge regression, for each row
 def signals(schema: Schema, x: Floats, y: NDArray[np.int64] | Floats) -> list[Signal]:
     """Return the lowest, a middle and the highest plausible signal of public rows, encoded as the schema says.
 
-    The lowest follows a random combination of the columns, which is hard to learn. The highest follows the directions
-    in which columns vary together, as targets of real tables often do.
+    Targets follow a random combination of the columns, which is hard to learn, or the common factors of the columns,
+    as those of real tables often do. So there are two highest ones.
     """
     x, y = x[:MOST], y[:MOST]
     score = quality(x, y, schema.classes)
@@ -42,7 +42,7 @@ def signals(schema: Schema, x: Floats, y: NDArray[np.int64] | Floats) -> list[Si
     _, highest = _plausible(schema, score, len(x), leading=True)
     lowest = Signal("low", STRENGTHS[low], 0.75) if low else NONE
     middle = Signal("middle", STRENGTHS[(low + high) // 2])
-    return [lowest, middle, Signal("high", STRENGTHS[highest], leading=True)]
+    return [lowest, middle, Signal("high", STRENGTHS[high]), Signal("high, easy", STRENGTHS[highest], leading=True)]
 
 
 def _plausible(schema: Schema, score: float, rows: int, *, leading: bool) -> tuple[int, int]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 WIDEST = 4096  # coordinates of a sample that a matrix turns
 BETWEEN = (0.2, 0.45, 0.7)  # share of the variance, in a direction that matters, that lies between classes
 FACTORS = 2  # that all columns share
-COMMON, LEADING = 0.5, 0.8  # their share of a column's variance; the same where the target follows them
+COMMON, LEADING = 0.5, 0.9  # their share of a column's variance; the same where the target follows them
 MISSING = 0.1  # share of values that are missing, in columns that may have some
 OTHERS = 0.02  # share of "other" in a category
 EVENTS, CENSORED = 0.5, 0.3  # share of persons with the event before the last time, and of those not seen until then
