@@ -96,8 +96,8 @@ def _public(public: Path, target: str, folder: Path, sites: Sequence[str], path:
 def _run(file: Path, table: Any, epsilon: Sequence[float], asked: Mapping[str, Any]) -> str:  # noqa: ANN401 - Arrow's
     schema, folder = schemas.read(file), file.resolve().parent.name
     repeating = [] if table is None else tables.repeating(table, schema)
-    naming = [name for name, _ in repeating if name in schema.columns]
-    naming += [name for name, one in schema.columns.items() if isinstance(one, Ignored) and NAMES.search(name)]
+    naming = [name for name, one in schema.columns.items() if isinstance(one, Ignored) and NAMES.search(name)]
+    naming += [name for name, _ in repeating if name in schema.columns]
     network, loss = ("linear", "mse") if schema.classes is None else ("logistic", "cross-entropy")
     network, loss = (network, loss) if schema.times is None else ("hazard", "survival")
     return _TEXTS.get_template("first.toml").render(
