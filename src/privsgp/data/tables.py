@@ -335,8 +335,8 @@ def refuse_absent(table: Any, schema: Schema, where: str, *, labelled: bool = Tr
     needed, there = [*schema.encoded, *(schema.target.columns if labelled else [])], table.column_names
     if missing := [name for name in needed if name not in there]:
         remedy = (
-            f'write in the dialect beside the table: [columns] "THIS SITE\'S NAME" = {toml_value(missing[0])}, and so on '
-            f"for columns with other names; absent = {toml_value(missing)} for columns that this site lacks"
+            f'write in the dialect beside the table: [columns] "THIS SITE\'S NAME" = {toml_value(missing[0])}, and so '
+            f"on for columns with other names; absent = {toml_value(missing)} for columns that this site lacks"
         )
         raise Refused(f"{where} has no column {_names(missing)}; it has {_names(there)}", remedy)
 
