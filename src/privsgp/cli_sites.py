@@ -270,7 +270,6 @@ def join(
     folder: Out = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
     moved: Annotated[bool, typer.Option("--moved", help="The run folder was moved here; it is no copy.")] = False,
-    metrics: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus, for example 127.0.0.1:9464.")] = None,
     log_format: LogFormatOption = "text",
     as_json: Json = False,
 ) -> None:
@@ -294,7 +293,7 @@ def join(
     agreement = Agreement.read(study)
     for reason in _not_private(agreement):
         _LOG.warning("WARNING: this run is not private: %s", reason)
-    options: dict[str, Any] = {"device": device, "moved": moved, "metrics": metrics, "test": test}
+    options: dict[str, Any] = {"device": device, "moved": moved, "test": test}
     try:
         with bar(agreement.rounds, quiet=log_format == "json") as watch:
             summary = run.join(study, data, home=own.home, out=place, watch=watch, say=_say, **options)
@@ -352,7 +351,7 @@ def status(
 
 def _serve(address: str, agreement: Agreement, own: Site, place: Path) -> None:
     """Serve the page until Ctrl-C; beyond this machine only to those that have the token."""
-    from privsgp.engine.trainer import Stopping
+    from privsgp.engine.stopping import Stopping
     from privsgp.report import site as site_page
     from privsgp.sites import web
 
@@ -382,7 +381,7 @@ def relay(
     log_format: LogFormatOption = "text",
 ) -> None:
     """Relay sealed messages between closed sites, on the machine that the study names."""
-    from privsgp.engine.trainer import Stopping
+    from privsgp.engine.stopping import Stopping
     from privsgp.sites.run import relay as carry
 
     del log_format  # `_logged` has set up the log
