@@ -29,6 +29,7 @@ from privsgp.audit.attack import _Told, worst
 from privsgp.audit.audit import AuditReport, audit
 from privsgp.data.dataset import Dataset
 from privsgp.engine import node_randomness
+from privsgp.engine.node_randomness import NodeRandomness
 from privsgp.engine.spec import RunSpec
 from privsgp.errors import Refused
 from privsgp.gradients import persons
@@ -247,12 +248,18 @@ def in_halves(self: Dataset, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]
 
 @contextmanager
 def rows_counted() -> Iterator[None]:
-    """Count the rows of each node where its persons are to be counted; the run's own check of them is off."""
+    """Count the rows of each node where its persons are to be counted; the two checks of the engine are off."""
     rows = property(lambda problem: [len(rows) for rows in problem.parts])
-    with patch.object(Problem, "samples", rows), patch.object(RunSpec, "__post_init__", lambda _: None):
+
+    def of_persons(self: NodeRandomness, draws: Sequence[np.ndarray[Any, Any]]) -> list[Drawn]:
+        return _passes(self, [own[own < J] for own, J in zip(draws, self._samples[:, 0], strict=True)])
+
+    unchecked = patch.object(RunSpec, "__post_init__", lambda _: None)
+    with patch.object(Problem, "samples", rows), unchecked, patch.object(NodeRandomness, "_passes", of_persons):
         yield
 
 
+_passes = NodeRandomness._passes
 _first_rows = Dataset.first_rows
 _step, _towards = PushSum.step, Table._towards  # patches call what they replace
 
