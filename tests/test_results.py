@@ -39,6 +39,7 @@ ALONE = {
     "soteriafl",
     "planning",
     "signals",
+    "wire",
 }
 PLAN = """
 [[step]]

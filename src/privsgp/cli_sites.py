@@ -270,7 +270,6 @@ def join(
     folder: Out = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
     moved: Annotated[bool, typer.Option("--moved", help="The run folder was moved here; it is no copy.")] = False,
-    metrics: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus, for example 127.0.0.1:9464.")] = None,
     log_format: LogFormatOption = "text",
     as_json: Json = False,
 ) -> None:
@@ -294,7 +293,7 @@ def join(
     agreement = Agreement.read(study)
     for reason in _not_private(agreement):
         _LOG.warning("WARNING: this run is not private: %s", reason)
-    options: dict[str, Any] = {"device": device, "moved": moved, "metrics": metrics, "test": test}
+    options: dict[str, Any] = {"device": device, "moved": moved, "test": test}
     try:
         with bar(agreement.rounds, quiet=log_format == "json") as watch:
             summary = run.join(study, data, home=own.home, out=place, watch=watch, say=_say, **options)

@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from privsgp.gradients.per_sample import Outer, PerSample, Piece, Plain, Product, broadcast, smaller, squared_norm
+from privsgp.devices import device_of
+from privsgp.gradients.per_sample import Outer, PerSample, Piece, Plain, Product, broadcast, smaller
 from privsgp.gradients.product import product
 from privsgp.gradients.rounding import cancelled
 
 if TYPE_CHECKING:
     from privsgp.gradients.layout import Layout
     from privsgp.gradients.stacked import Stacked
+
+
+_COPIED = 1 << 18  # numbers of a copy that stays in a core's cache
 
 
 def is_row(targets: Tensor) -> Tensor:
@@ -43,15 +47,24 @@ class Persons:
     def __init__(self, by_row: Stacked) -> None:
         self.by_row, self.layout, self.how = by_row, by_row.layout, by_row.how
 
-    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor) -> PerSample:
-        """Return the mean gradient of each person's rows: z [m, d], inputs and targets [m, b, rows, …]."""
+    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> PerSample:
+        """Return the mean gradient of each person's rows: z [m, d], inputs and targets [m, b, rows, …].
+
+        `weights` [m, b, rows] are the shares of rows in the mean, 0 for padding; None: all rows have the same.
+        """
         real = is_row(targets)
-        weights = (real / real.sum(-1, keepdim=True).clamp(min=1)).flatten(1)
+        weights = (real / real.sum(-1, keepdim=True).clamp(min=1) if weights is None else weights).flatten(1)
         known = torch.where(broadcast(real.flatten(1), targets.flatten(1, 2)), targets.flatten(1, 2), 0)
         g = self.by_row(z, inputs.flatten(1, 2), known)
         for piece in g.pieces:
             piece.scale_(weights)
         return PerSample([_joined(piece, inputs.shape[2]) for piece in g.pieces])
+
+
+def _gram(factor: Tensor) -> Tensor:
+    """Return the inner products of each person's rows, [persons, rows, rows], in float64, which takes a small copy."""
+    parts = torch.split(factor, device_of(factor).rows_at_once(factor.flatten(1), _COPIED))
+    return torch.cat([product(some, some.mT) for some in map(Tensor.double, parts)])
 
 
 def _joined(piece: Piece, rows: int) -> Piece:
@@ -82,15 +95,16 @@ class Rows(Product):
 
     def squared_norm(self, *, exact: bool = False) -> Tensor:  # noqa: ARG002 - always in float64
         """Σ_{p,p'} ⟨δ_p, δ_p'⟩ (⟨a_p, a_p'⟩ + 1), and what rounding may add."""
-        delta, a = self.delta.double(), self.input.double()
-        rows, width = delta.shape[2], delta.shape[-1] + a.shape[-1]
-        gram = [product(f, f.mT) for f in (delta.flatten(0, 1), a.flatten(0, 1))]
-        products = (gram[0] * (gram[1] + self.bias)).view(*self.delta.shape[:2], rows, rows)
-        longest = (squared_norm(self.delta) * (squared_norm(self.input) + self.bias)).sqrt().sum(-1)
-        off = (width + rows + 8) * torch.finfo(torch.float64).eps
-        length = (products.sum(-1).sum(-1).clamp(min=0) + off * longest.square()).sqrt()
-        length = length + torch.finfo(self.delta.dtype).eps * longest
-        return torch.maximum(length, longest / cancelled(torch.float64, rows)).square()
+        rows, numbers = self.delta.shape[2], torch.finfo(self.delta.dtype)
+        delta, a = (_gram(factor.flatten(0, 1)) for factor in (self.delta, self.input))
+        products = delta * (a + self.bias)
+        longest = products.diagonal(dim1=1, dim2=2).sqrt().sum(-1)
+        within = torch.maximum(delta, a).diagonal(dim1=1, dim2=2).amax(-1) <= numbers.max ** (2 / 3)
+        longest = longest.where(within, torch.inf)  # as `per_sample.squared_norm` counts
+        off = (self.delta.shape[-1] + self.input.shape[-1] + rows + 8) * torch.finfo(torch.float64).eps
+        length = (products.sum(-1).sum(-1).clamp(min=0) + off * longest.square()).sqrt() + numbers.eps * longest
+        squares = torch.maximum(length, longest / cancelled(torch.float64, rows)).square()
+        return squares.view(self.delta.shape[:2])
 
     def sum_into(self, out: Tensor, *, exact: bool = False) -> None:
         """Add up all rows of all persons: they are those of a linear layer."""
