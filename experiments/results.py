@@ -54,6 +54,7 @@ PAGES = (
     "experiments/persons.py --page docs/results-accuracy.md",
     "experiments/survival.py --page docs/howto/survival.md",
     "experiments/bytes.py --page docs/howto/bytes.md",
+    "experiments/wire.py --page docs/performance.md",
     "experiments/additive.py --page docs/howto/additive.md",
     "experiments/private_evaluation.py --page docs/howto/evaluate.md",
     "experiments/first_study.py --page docs/howto/first-study.md",

@@ -534,6 +534,13 @@ def test_what_has_no_shared_noise_or_no_epsilon_is_refused(options, said):
     assert said in " ".join(ran.err.split())
 
 
+def test_account_shows_what_epsilon_rests_on():
+    node = ("--algorithm=privsgp", "--samples=1200", "--batch=24", "--steps=50", "--sigma=0.05")
+    words = " ".join(runs.command("account", *node).out.split())
+    assert "neighbours differ in one sample of this node" in words
+    assert "own secret coin with probability 0.02" in words
+
+
 def test_account_counts_persons_as_a_run_does():
     persons = ["--set=data.person=id", "--set=data.rows_per_person=4", "--set=privacy.sites_per_person=2", "--nodes=2"]
     found = json.loads(runs.command("account", *COUNTED, "--sigma=0.1", "--algorithm=privsgp", *persons).out)
