@@ -23,12 +23,11 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tools.provenance import commit
-
 from privsgp import data
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.files import write_json
+from privsgp_research.provenance import commit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

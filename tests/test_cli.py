@@ -351,6 +351,7 @@ def test_refusals_come_before_torch_is_imported(tmp_path):
         ("train", gone), ("train", config, "--none-such"), ("none-such",), ("train", tmp_path / "sites.toml"),
         *(("train", config, f"--set={change}") for change in ("data.foo=3", "algorithm.steps=-1", "graph.name=x")),
         ("plan", gone), ("plan",), ("audit", config, "--set=privacy.clip=0"),
+        ("compare", gone, "--algorithms=privsgp"), ("reproduce", "x"),
         ("agree", "propose", gone, "--site", gone, "-o", gone),
         ("data", "schema", gone, "--target=y"), ("data", "check", gone, tmp_path / "a.csv"), ("init",),
         ("init", "--public", tmp_path / "a.csv", "--target=z", "--sites=a", "--path={site}.csv", "--epsilon=1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -315,6 +316,19 @@ def test_two_evaluations_are_two_releases(place):
     (held,) = {Book().spent_on(one.hashes, "zero-out").epsilon for one in records(place, "test-{site}.csv")}
     (trained,) = {Book().spent_on(one.hashes, "zero-out").epsilon for one in records(place)}
     assert (held, trained) == (pytest.approx(4), pytest.approx(5))  # a person may have both
+
+
+def test_an_evaluation_that_dies_after_its_release_is_charged(place, monkeypatch):
+    """Another call is another release with other noise: both are in the book, also if a folder is deleted."""
+    train(place, "--set", "privacy.epsilon=1.0", "--set", "privacy.sigma=")
+    with monkeypatch.context() as dying:
+        dying.setattr(evaluation, "written", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            evaluate(place)
+    assert (place / "run" / "evaluation-1" / "ledger").exists()
+    shutil.rmtree(place / "run" / "evaluation-1")
+    assert evaluate(place).code == 0
+    assert {Book().spent_on(one.hashes, "zero-out").epsilon for one in records(place, "test-{site}.csv")} == {4}
 
 
 def test_a_file_that_was_trained_on_is_refused(place):
