@@ -26,9 +26,10 @@ PAIRWISE, PERSONS = "Pairwise noise", "A person with several rows"
 DIALECT, SURVIVAL = "A dialect file beside a table", "A survival target"
 LAYERS = "A convolution, a norm layer or a layer at many positions"
 RULELESS = "A layer without a rule"
+COMPOUND = "Shared noise, persons, sums, anchors or an earlier run"
 IMAGES, TEXTS, FEATURES, SUMS = "Images", "Texts", "A feature map", "`describe` or `evaluate --private`"
 GPU, TORCHRUN, SITES = "A GPU", "torchrun", "Sites"
-CHOICES = (PAIRWISE, PERSONS, DIALECT, SURVIVAL, LAYERS, RULELESS, IMAGES, TEXTS, FEATURES, SUMS)
+CHOICES = (COMPOUND, PAIRWISE, PERSONS, DIALECT, SURVIVAL, LAYERS, RULELESS, IMAGES, TEXTS, FEATURES, SUMS)
 TRUSTED: dict[str, dict[str, str]] = {
     PLAIN: {
         "accounting/accountant.py": "Counts each mechanism by two computations, and refuses an unknown one.",
@@ -90,6 +91,9 @@ TRUSTED: dict[str, dict[str, str]] = {
         "runs/train.py": "Opens ledgers and book before training, and continues a run only as it was.",
         "seeds.py": "Keys public randomness only.",
         "transport/world.py": "Gives a process that is alone its own values back.",
+    },
+    COMPOUND: {
+        "accounting/compound.py": "Changes in what is counted exactly what differs from the release that it is around.",
     },
     PAIRWISE: {
         "accounting/mixture.py": "Bounds both hockey sticks of a person whom several sites with shared noise draw.",
@@ -292,6 +296,7 @@ def page() -> str:
     rows += [row(f"**{PLAIN}** on a CPU", [PLAIN]), *(row(f"{one} adds", [one]) for one in CHOICES)]
     rows += [row("One process on a CPU, with all of these", [PLAIN, *CHOICES])]
     rows += [row(f"{one} adds" if one != SITES else "Sites add", [one]) for one in (GPU, TORCHRUN, SITES)]
+    rows += [row("A plain run between sites, with GPUs and torchrun", [PLAIN, GPU, TORCHRUN, SITES])]
     rows += [row("All together", TRUSTED), f"| The whole package | {len(counts)} | {sum(counts.values()):,} |"]
     parts = [_HEAD.format(totals="\n".join(rows))]
     for layer, files in TRUSTED.items():

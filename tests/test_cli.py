@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 import runs
 from privsgp import __version__, cli, cli_data
 from privsgp.accounting import accountant, calibration, ledger
-from privsgp.accounting.mechanisms import PersonLevel, Saga, SampledMean
+from privsgp.accounting.compound import PersonLevel
+from privsgp.accounting.mechanisms import Saga, SampledMean
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.errors import Refused
 from privsgp.sites.identity import Site

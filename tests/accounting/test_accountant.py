@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from privsgp.accounting import accountant, lower_bound, renyi_bound
 from privsgp.accounting.assumptions import assumptions
+from privsgp.accounting.compound import Anchored, Summed
 from privsgp.accounting.curve import Gaussian
-from privsgp.accounting.mechanisms import Anchored, Release, Sag, Saga, SampledMean, Summed, Unprotected
+from privsgp.accounting.mechanisms import Release, Sag, Saga, SampledMean, Unprotected
 from privsgp.errors import Refused
 
 MNIST = {"sigma": 0.05, "clip": 1.0, "batch": 240, "samples": 1200}

@@ -8,7 +8,8 @@ import math
 import pytest
 
 from privsgp.accounting import accountant, calibration
-from privsgp.accounting.mechanisms import Anchored, Sag, Saga, SampledMean, Unprotected
+from privsgp.accounting.compound import Anchored
+from privsgp.accounting.mechanisms import Sag, Saga, SampledMean, Unprotected
 from privsgp.errors import Refused
 
 NODE = {"sigma": 0.0, "clip": 1.0, "batch": 24, "samples": 120}

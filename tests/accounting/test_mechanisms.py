@@ -13,21 +13,8 @@ from hypothesis import strategies as st
 
 from privsgp.accounting import accountant, calibration, lower_bound, renyi_bound
 from privsgp.accounting.assumptions import assumptions
-from privsgp.accounting.mechanisms import (
-    Anchored,
-    Composed,
-    Continued,
-    Gaussian,
-    PersonLevel,
-    Release,
-    Sag,
-    Saga,
-    SampledMean,
-    Shared,
-    Summed,
-    Unprotected,
-    described,
-)  # fmt: skip
+from privsgp.accounting.compound import Anchored, Composed, Continued, PersonLevel, Shared, Summed
+from privsgp.accounting.mechanisms import Gaussian, Release, Sag, Saga, SampledMean, Unprotected, described
 from privsgp.accounting.sampler_cost import Cost
 from privsgp.errors import Refused
 

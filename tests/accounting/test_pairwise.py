@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from privsgp.accounting import accountant, calibration, sampler_cost
 from privsgp.accounting.accountant import Disagreement
-from privsgp.accounting.mechanisms import Sag, Saga, SampledMean, Shared, described
+from privsgp.accounting.compound import Shared
+from privsgp.accounting.mechanisms import Sag, Saga, SampledMean, described
 from privsgp.accounting.pairwise import PairwiseCovariance, _agree, looked_at, trust_curve
 from privsgp.accounting.sharing import Sharing, solve
 from privsgp.errors import Refused

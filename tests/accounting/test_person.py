@@ -11,19 +11,10 @@ from scipy import optimize, signal, stats
 
 from privsgp.accounting import accountant, calibration, lower_bound, pld, renyi_bound
 from privsgp.accounting.assumptions import assumptions
+from privsgp.accounting.compound import Composed, PersonLevel, Shared, Summed, Wrapper
 from privsgp.accounting.curve import Gaussian as GaussianCurve
 from privsgp.accounting.curve import Group, Sampled
-from privsgp.accounting.mechanisms import (
-    Composed,
-    Gaussian,
-    PersonLevel,
-    Saga,
-    SampledMean,
-    Shared,
-    Summed,
-    Wrapper,
-    described,
-)
+from privsgp.accounting.mechanisms import Gaussian, Saga, SampledMean, described
 from privsgp.accounting.mixture import Mixture
 from privsgp.accounting.sharing import solve
 from privsgp.accounting.shown import up

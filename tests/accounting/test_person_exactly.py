@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from scipy import optimize, special
 
 from privsgp.accounting import accountant
-from privsgp.accounting.mechanisms import PersonLevel, SampledMean, Shared, Summed
+from privsgp.accounting.compound import PersonLevel, Shared, Summed
+from privsgp.accounting.mechanisms import SampledMean
 
 STEP = 2e-3  # width of a merged loss
 FAR = 9.0

@@ -11,7 +11,8 @@ import pytest
 from scipy import optimize, special
 
 from privsgp.accounting import accountant, renyi_bound
-from privsgp.accounting.mechanisms import Anchored, Mechanism, Sag, Saga, SampledMean, Summed
+from privsgp.accounting.compound import Anchored, Summed
+from privsgp.accounting.mechanisms import Mechanism, Sag, Saga, SampledMean
 
 DELTA = 1e-5
 

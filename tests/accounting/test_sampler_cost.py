@@ -11,7 +11,8 @@ import torch
 
 from privsgp.accounting import accountant, calibration, sampler_cost
 from privsgp.accounting.assumptions import assumptions
-from privsgp.accounting.mechanisms import Anchored, Sag, Saga, SampledMean, Summed, described
+from privsgp.accounting.compound import Anchored, Summed
+from privsgp.accounting.mechanisms import Sag, Saga, SampledMean, described
 from privsgp.errors import Refused
 from privsgp.randomness import normals
 from privsgp.randomness.on_device import snap_

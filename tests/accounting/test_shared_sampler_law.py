@@ -9,7 +9,8 @@ import pytest
 from scipy import integrate, stats
 
 from privsgp.accounting import sampler_cost
-from privsgp.accounting.mechanisms import SampledMean, Shared
+from privsgp.accounting.compound import Shared
+from privsgp.accounting.mechanisms import SampledMean
 
 NEAR, LAST = 6.4, 10.2  # radii: up to the first a ratio is bounded, beyond the second there are no numbers
 

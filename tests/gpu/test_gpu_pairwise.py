@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from privsgp.accounting.mechanisms import SampledMean, Shared
+from privsgp.accounting.compound import Shared
+from privsgp.accounting.mechanisms import SampledMean
 from privsgp.accounting.sharing import solve
 from privsgp.randomness import pairwise
 from privsgp.randomness.noise import Keyed, Secure

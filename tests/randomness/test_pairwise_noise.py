@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from privsgp.accounting.mechanisms import Anchored, SampledMean, Shared
+from privsgp.accounting.compound import Anchored, Shared
+from privsgp.accounting.mechanisms import SampledMean
 from privsgp.accounting.sharing import solve
 from privsgp.errors import Refused
 from privsgp.randomness import pairwise, snapshot

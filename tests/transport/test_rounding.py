@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsgp import graph
-from privsgp.accounting.mechanisms import SampledMean, Shared
+from privsgp.accounting.compound import Shared
+from privsgp.accounting.mechanisms import SampledMean
 from privsgp.accounting.sharing import solve
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused

@@ -17,18 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from privsgp.accounting import lower_bound, mechanisms, renyi_bound
 from privsgp.accounting import sampler_cost as sampler
+from privsgp.accounting.compound import Anchored, Composed, Continued, PersonLevel, Shared, Summed
 from privsgp.accounting.curve import Curve, Gaussian, Group, Sampled
-from privsgp.accounting.mechanisms import (
-    Anchored,
-    Composed,
-    Continued,
-    Mechanism,
-    PersonLevel,
-    Relation,
-    Saga,
-    Shared,
-    Summed,
-)
+from privsgp.accounting.mechanisms import Mechanism, Relation, Saga
 from privsgp.accounting.saga import Ends, Geometry
 from privsgp.errors import Refused
 

@@ -5,19 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from privsgp.accounting import renyi_bound
-from privsgp.accounting.mechanisms import (
-    Anchored,
-    Continued,
-    Gaussian,
-    PersonLevel,
-    Release,
-    Sag,
-    Saga,
-    Shared,
-    Summed,
-    Unprotected,
-    Wrapper,
-)
+from privsgp.accounting.compound import Anchored, Continued, PersonLevel, Shared, Summed, Wrapper
+from privsgp.accounting.mechanisms import Gaussian, Release, Sag, Saga, Unprotected
 
 if TYPE_CHECKING:
     from privsgp.accounting.mechanisms import Mechanism, Relation

@@ -13,19 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import special
 
-from privsgp.accounting.mechanisms import (
-    Anchored,
-    Composed,
-    Continued,
-    Gaussian,
-    Mechanism,
-    PersonLevel,
-    Relation,
-    Saga,
-    Shared,
-    Summed,
-    Wrapper,
-)
+from privsgp.accounting.compound import Anchored, Composed, Continued, PersonLevel, Shared, Summed, Wrapper
+from privsgp.accounting.mechanisms import Gaussian, Mechanism, Relation, Saga
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from privsgp.accounting.mechanisms import Mechanism, Shared
+    from privsgp.accounting.compound import Shared
+    from privsgp.accounting.mechanisms import Mechanism
 
     Array = npt.NDArray[np.float64]
 

@@ -20,17 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import special
 
-from privsgp.accounting.mechanisms import (
-    Anchored,
-    Composed,
-    Gaussian,
-    PersonLevel,
-    Saga,
-    SampledMean,
-    Shared,
-    Summed,
-    Wrapper,
-)
+from privsgp.accounting.compound import Anchored, Composed, PersonLevel, Shared, Summed, Wrapper
+from privsgp.accounting.mechanisms import Gaussian, Saga, SampledMean
 from privsgp.accounting.saga import Geometry
 from privsgp.errors import Refused
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from privsgp.accounting.mechanisms import Mechanism, Shared
+    from privsgp.accounting.compound import Shared
+    from privsgp.accounting.mechanisms import Mechanism
 
 SHARE = 2.0**-14  # of δ, set aside for what the ratio costs there
 _EACH = 2.0**-78  # variance of a coordinate's log-ratio

@@ -15,7 +15,7 @@ from scipy import optimize
 
 from privsgp.accounting import accountant
 from privsgp.accounting.accountant import Disagreement
-from privsgp.accounting.mechanisms import Shared
+from privsgp.accounting.compound import Shared
 from privsgp.accounting.pairwise import DOWN, PairwiseCovariance, trust_curve
 from privsgp.errors import Refused
 from privsgp.files import finite

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp import plugins
 from privsgp.accounting import calibration
+from privsgp.accounting.compound import PersonLevel, Shared
 from privsgp.accounting.curve import Gaussian
-from privsgp.accounting.mechanisms import PersonLevel, Shared, nominal
+from privsgp.accounting.mechanisms import nominal
 from privsgp.accounting.sharing import solve
 from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.update_rule import node_weights

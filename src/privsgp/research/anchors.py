@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from privsgp.accounting.mechanisms import Anchored, Mechanism, Summed
+from privsgp.accounting.compound import Anchored, Summed
 from privsgp.algorithms.algorithm import Algorithm, Network, Trust
 from privsgp.algorithms.block import Block, Drawn, Settings, State, clipped_mean, difference_mean
 from privsgp.algorithms.events import Release, Step, ToServer
@@ -23,6 +23,8 @@ from privsgp.options import Count, Options, Positive, Share, option
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from privsgp.accounting.mechanisms import Mechanism
 
 
 class _AnchorOptions(Options):

@@ -7,7 +7,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import accountant, calibration
-from privsgp.accounting.mechanisms import PersonLevel, Saga, Shared
+from privsgp.accounting.compound import PersonLevel, Shared
+from privsgp.accounting.mechanisms import Saga
 from privsgp.accounting.pairwise import trust_curve
 from privsgp.accounting.sharing import solve
 from privsgp.algorithms import ALGORITHMS, Settings
