@@ -152,9 +152,8 @@ def runs_of(config: Config, source: Source, problem: Problem, data_dir: Path | N
     count = max(64, min(REHEARSED, REHEARSED * WEIGHTS // dim))
     if source.kind == "synthetic":
         if d.vocabulary is not None:
-            shape, target = d.x.shape[1:], d.y.shape[1:]
-            texts = stand_in.tokens(shape, d.classes, target, samples=count, vocabulary=d.vocabulary)
-            return [texts._replace(name="made-up texts")] * 2
+            remedy = "give numbers, name public texts as plan.data, or take [features] of texts"
+            raise Refused("'auto' for tokens without public texts: privsgp makes no texts up", remedy)
         if (schema := config.data.schema) is not None:
             rows = max(64, min(count, sum(problem.samples)))
             return [
