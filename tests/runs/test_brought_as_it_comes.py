@@ -103,6 +103,12 @@ def test_a_data_set_of_hugging_face(tmp_path, several):
     assert trained(tmp_path / "alone", model, alone, nodes=2).card["input_shape"] == [6]
 
 
+class _Splits(dict):
+    """What several splits of one look like."""
+
+    column_names = ("input_ids", "label")
+
+
 class _Output(nn.Module):
     def __init__(self):
         super().__init__()
@@ -119,7 +125,7 @@ class _Drops(nn.Linear):
 
 
 @pytest.mark.parametrize(("model", "data", "what"), [
-    (nn.Linear(8, 2), _Columns(text=[]), "input_ids"),
+    (nn.Linear(8, 2), _Columns(text=[]), "input_ids"), (nn.Linear(8, 2), _Splits(train=0), "give one split"),
     (nn.Linear(8, 2), _Columns(input_ids=[[1], [1, 2]], label=Y), "pad"),
     (nn.Linear(8, 2), ({"a": X}, Y), r"numpy\.stack"),
     (_Output(), (X, Y), r"out\.logits"), (_Drops(8, 2), (X, Y), r"hidden_dropout_prob = 0\.1"),

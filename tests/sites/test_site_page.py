@@ -130,7 +130,7 @@ def test_a_failing_link_is_alive_but_not_ready(three, place):
 def test_only_known_paths_and_only_get(three, place):
     with served(three, place) as url:
         assert asked(url + "/../etc/passwd")[0] == 404
-        assert asked(url + "/private/clip.json")[0] == 404
+        assert asked(url + "/private/checkpoint.safetensors")[0] == 404
         with pytest.raises(HTTPError) as error:
             urlopen(Request(url + "/", data=b"x", method="POST"), timeout=20)  # noqa: S310
         assert error.value.code == 501
