@@ -23,7 +23,7 @@ class Kept(BaseModel):
 
 
 class Calibrated(Kept):
-    """calibration.json: what `evaluate` found on public data."""
+    """calibration.json: what `evaluate` found on public data, or in a private evaluation."""
 
     version: Literal[1] = 1
     slope: Annotated[float, Field(ge=-100, le=100)] = 1.0
@@ -52,39 +52,15 @@ _Point = Annotated[list[_Part], Field(min_length=2, max_length=2)]
 _Bin = Annotated[list[float], Field(min_length=3, max_length=3)]
 
 
-class _Metric(Kept):
-    metric: str
-    group: str
-    value: _Number
-    low: _Number
-    high: _Number
-    persons_needed: _Whole | None
+class _Histogram(Calibrated):
+    edges: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=3)]
+    counts: Annotated[list[list[float]], Field(min_length=2, max_length=2)]
 
-
-class _Trained(Kept):
-    epsilon: _Number
-    delta: _Number
-    honest: _Whole | None
-
-
-class _Place(_Metric):
-    left: Annotated[float, Field(alias="from")]
-    to: float
-
-
-class _Time(_Metric):
-    time: float
-
-
-class _Threshold(Kept):
-    sensitivity: _Metric
-    specificity: _Metric
-
-
-class _Curves(Kept):
-    calibration: list[_Place] = []
-    thresholds: list[_Threshold] = []
-    survival: list[_Time] = []
+    @model_validator(mode="after")
+    def _a_count_for_each_bin(self) -> _Histogram:
+        if any(len(one) != len(self.edges) - 1 for one in self.counts) or sorted(self.edges) != self.edges:
+            raise ValueError("the histogram does not have a count for each bin")
+        return self
 
 
 class Evaluated(Kept):
@@ -94,24 +70,13 @@ class Evaluated(Kept):
     simulation: bool
     epsilon: float
     delta: float
-    relation: str
     held_out: list[_Whole]
-    noise: str
-    honest: _Whole | None
-    unit: str
-    sites_per_person: _Whole
     records: list[_Whole]
-    added: str | None
-    trained: _Trained
-    metrics: list[_Metric]
-    curves: _Curves
-
-
-class _Column(Kept):
-    estimates: list[_Metric] = []
-    shares: list[_Metric] = []
-    missing: _Metric | None = None
-    times: list[float] = []
+    trained: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    curves: dict[str, list[dict[str, Any]]]
+    model: str
+    histogram: _Histogram | None = None
 
 
 class Described(Kept):
@@ -122,24 +87,11 @@ class Described(Kept):
     simulation: bool
     epsilon: Annotated[float, Field(ge=0)]
     delta: Annotated[float, Field(gt=0, lt=1)]
-    relation: str
-    noise: str
-    honest: _Whole | None
-    unit: str
-    sites_per_person: _Whole
     records: Annotated[list[_Whole], Field(min_length=1)]
-    columns: dict[str, _Column]
+    columns: dict[str, dict[str, Any]]
 
 
 _TESTED = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "train_loss", "consensus_error")
-
-
-class _Survival(Kept):
-    times: Annotated[list[float], Field(min_length=1)]
-    kaplan_meier: list[_Part]
-    predicted: list[_Part]
-    brier: list[float]
-    calibration: list[list[_Bin]]
 
 
 def _numbers(*names: str) -> type[Kept]:
@@ -167,7 +119,7 @@ class Summary(_Measured):  # type: ignore[misc]
     steps: _Whole
     dim: _Whole
     gradients: str | None = None
-    survival: _Survival | None = None
+    survival: dict[str, Any] | None = None
     baseline: dict[str, _Number] | None = None
     own_metrics: dict[str, _Number] | None = None
     dull: list[str] | None = None

@@ -7,7 +7,6 @@ person may have records on both sides, and if a person may be at several sites.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,8 @@ from privsgp.runs import booked, description, sums
 from privsgp.runs import config as configs
 from privsgp.runs.problem import unencoded
 from privsgp.runs.resolve import pooled
-from privsgp.runs.result import best_model, load
+from privsgp.runs.result import EVALUATION as NAME
+from privsgp.runs.result import best_model, digest, load
 from privsgp.statistics.estimates import NONE, Confusion, Groups, Residuals, Scores
 from privsgp.statistics.survival import Risks
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     Say = Callable[[str], None]
     Layout = Scores | Confusion | Residuals | Risks
 
-NAME = "evaluation.json"
 _FEW_VALUES = 20  # the width of a range that may have no other values than whole numbers
 BY_RECORD = "the unit is one record: this is the sum for a person with training and test records"
 BY_SITE = "a person may be trained on at one site and held out at another: this is the sum"
@@ -124,10 +123,14 @@ def refuse_other_terms(config: Config, result: Result) -> None:
     unit = None if person is None else config.privacy.sites_per_person
     known = trained["relation"], trained["simulation"], trained.get("sites_per_person")
     if (config.privacy.relation, config.seed is not None, unit) != known:
-        raise Refused(
-            "the model was trained under another privacy.relation, seed, data.person or privacy.sites_per_person",
-            "evaluate it under the same ones",
-        )
+        raise _other_terms()
+
+
+def _other_terms() -> Refused:
+    return Refused(
+        "the model was trained under another privacy.relation, seed, data.person or privacy.sites_per_person",
+        "evaluate it under the same ones",
+    )
 
 
 def study(config: Config, sizes: Sequence[int], result: Result, model: Path, run: str | None) -> Config:
@@ -151,15 +154,11 @@ def agreed_model(run: Path) -> Path:
     return best_model(Folder(run), result.summary)
 
 
-def digest(model: Path) -> str:
-    """Return the SHA-256 of a model's file."""
-    return hashlib.sha256(model.read_bytes()).hexdigest()
-
-
 def refuse_other_side(config: Config, run: str, held: Mapping[int, Records]) -> None:
     """Refuse persons or records that are not those which the run has held out: they may have been trained on."""
     if config.seed is not None:
         return
+    _refuse_other_unit(config, run)
     book = Book()
     known = book.sets_of({booked.held_out(run)})
     for node, own in held.items():
@@ -170,6 +169,12 @@ def refuse_other_side(config: Config, run: str, held: Mapping[int, Records]) -> 
             )
 
 
+def _refuse_other_unit(config: Config, run: str) -> None:
+    """Refuse another unit or relation than the budget book has of this run, whatever the model's file says."""
+    if any(one.run == run and one.relation != booked.relation(config) for one in Book().entries()):
+        raise _other_terms()
+
+
 def refuse_trained(config: Config, run: str, held: Sequence[Records], say: Say) -> None:
     """Refuse persons that the run trained on at any node here; report records that are equal to trained ones.
 
@@ -177,6 +182,7 @@ def refuse_trained(config: Config, run: str, held: Sequence[Records], say: Say) 
     """
     if config.seed is not None:
         return
+    _refuse_other_unit(config, run)
     book = Book()
     sets = [one for sets in book.sets_of({run}).values() for one in sets]
     if not sets:
@@ -263,6 +269,9 @@ def written(config: Config, result: Result, model: Path, total: Total, folder: P
         "metrics": [e.to_json() for e in made.estimates(total.cells, total.count, sigma)],
         "curves": made.curves(total.cells, total.count, sigma) if isinstance(made, Scores | Risks) else {},
     }  # fmt: skip
+    if isinstance(made, Scores):  # what `calibrate` needs: post-processing of the released counts
+        before = {"slope": result.calibration.slope, "shift": result.calibration.shift}
+        found["histogram"] = before | {"edges": list(made.edges), "counts": made.counts(total.cells).tolist()}
     write_json(folder / NAME, found)
     return found | {"folder": str(folder)}
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from privsgp.engine.budget_guard import BudgetGuard
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
-    from privsgp.engine.trainer import Stopping, Watcher
+    from privsgp.engine.stopping import Stopping
+    from privsgp.engine.trainer import Watcher
     from privsgp.randomness.noise import KeyExchange
     from privsgp.sites.protocol.pairs import PairKeys
     from privsgp.sites.transport import SitesTransport
@@ -75,7 +76,7 @@ class SiteDriver(RunDriver):
         self.commit(k, x, w)
         if paid:
             for number, digests in self._counted:
-                self.guard.note(number, digests)
+                self.guard.record_digests(number, digests)
             self._counted.clear()
             self.guard.heads()  # before it is sent: a folder put back by one step is older than what is known
         self.transport.post(messages)
