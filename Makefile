@@ -10,11 +10,11 @@ export PRIVSGP_STATE ?= $(CURDIR)/.venv/state
 setup: .venv/.ready
 
 # torch first and pinned. On Linux it brings gigabytes of GPU libraries unless PIP_EXTRA_INDEX_URL names CPU wheels (README.md).
-.venv/.ready: pyproject.toml constraints.txt
+.venv/.ready: pyproject.toml constraints.txt packages/privsgp-encoders/pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "privsgp needs Python 3.11 or newer; set PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable packages/privsgp-encoders
 	touch $@
 
 # A simulation with a seed: its folder can be made again.
@@ -54,9 +54,9 @@ test-browser: .venv/.ready browser
 test-pythons:
 	$(PYTHON) .ci/pythons.py $(TESTS)
 
-# The sdist and the wheel, in dist/; that they live outside the checkout is tests/test_wheel.py.
+# The sdist, the wheels, their bill of materials and their provenance, in dist/; that they live outside the checkout is tests/test_wheel.py.
 wheel: .venv/.ready
-	$(BIN)/python -m hatchling build -d dist
+	$(BIN)/python .ci/release.py dist
 
 # Every planted bug over twenty seeds, and the code as it is: minutes.
 audit: .venv/.ready

@@ -20,11 +20,13 @@ from privsgp.transport.rendezvous import Processes
 from privsgp.transport.world import World, blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.accounting.pairwise import PairwiseCovariance
     from privsgp.runs.config import Config
+
+    Earlier = Callable[[int, Mechanism, int], Mechanism]
 
 
 _ROOM = 1 + 2.0**-17  # for what the sampler of shared noise costs where other nodes add less than a node expects
@@ -125,12 +127,14 @@ def calibrate_nodes(
     releases: Sequence[int] = (),
     coordinates: int = 0,
     agreed: dict[str, Any] | None = None,
+    earlier: Earlier = lambda _node, mechanism, _honest: mechanism,
 ) -> NodeBudgets:
     """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
 
     Of several processes each calibrates its own nodes and tells the others: σ is public. `releases` are K_i where nodes
     release unequally often; else each does at every step. `coordinates` is the length of a message. `agreed` is what
-    noise that nodes share was agreed to be made of, where that is settled.
+    noise that nodes share was agreed to be made of, where that is settled. `earlier` returns a node's mechanism counted
+    together with what it released in runs that this one continues, of which at most so many nodes were honest.
     """
     algorithm, p, n = ALGORITHMS[config.algorithm.name], config.privacy, len(samples)
     deltas = per_node(p.delta, n)
@@ -154,7 +158,7 @@ def calibrate_nodes(
         mechanisms = [Shared(m, config.honest, n - 1) for m in mechanisms]
 
     shown = shared_noise.correlation(config, samples) if config.pairwise else 1.0
-    mechanisms = [by_person(config, m, samples, shown) for m in mechanisms]
+    mechanisms = [by_person(config, earlier(i, m, n), samples, shown) for i, m in enumerate(mechanisms)]
     search = functools.cache(calibration.sigma)  # nodes that are alike need the same
     if allowance is not None:
 
@@ -182,8 +186,9 @@ def calibrate_nodes(
         bases = [m.changed(coordinates=coordinates, sigma=sigma) for m, sigma in zip(bare, effective, strict=True)]
         shared = [Shared(m, config.honest, n - 1, least) for m in bases]
         shifts = [m.largest_shift for m in shared]
-        mechanisms = [by_person(config, m, samples, covariance.correlation(config.honest, shifts)) for m in shared]
-        curve = functools.partial(_curve, config, samples, covariance, shared, deltas)
+        shown = covariance.correlation(config.honest, shifts)
+        mechanisms = [by_person(config, earlier(i, m, n), samples, shown) for i, m in enumerate(shared)]
+        curve = functools.partial(_curve, config, samples, covariance, shared, deltas, earlier)
 
     def epsilon(node: int, releases: int) -> float:
         return accountant.epsilon(mechanisms[node], releases, deltas[node], p.relation).epsilon
@@ -207,17 +212,15 @@ def by_person(config: Config, mechanism: Mechanism, samples: Sequence[int], show
 
 def _curve(
     config: Config, samples: Sequence[int], covariance: PairwiseCovariance, shared: Sequence[Shared],
-    deltas: Sequence[float], node: int, releases: int,
+    deltas: Sequence[float], earlier: Earlier, node: int, releases: int,
 ) -> list[tuple[int, float]]:  # fmt: skip
     """Return ε of a node by how many nodes are honest."""
     shifts = [m.largest_shift for m in shared]
 
     def epsilon(m: Mechanism) -> float:
-        shown = covariance.correlation(1 if m.shared is None else m.shared.honest, shifts)
-        found = accountant.epsilon(
-            by_person(config, m, samples, shown), releases, deltas[node], config.privacy.relation
-        )
-        return found.epsilon
+        honest = 1 if m.shared is None else m.shared.honest
+        whole = by_person(config, earlier(node, m, honest), samples, covariance.correlation(honest, shifts))
+        return accountant.epsilon(whole, releases, deltas[node], config.privacy.relation).epsilon
 
     return trust_curve(covariance, node, shared[node], epsilon)
 
