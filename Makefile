@@ -5,7 +5,7 @@ export MPLBACKEND := Agg
 export PRIVSGP_CACHE ?= $(CURDIR)/.venv/cache
 export PRIVSGP_STATE ?= $(CURDIR)/.venv/state
 
-.PHONY: setup demo demo-pairwise test test-unit test-faults test-gpu test-pythons wheel test-browser browser audit bench results docs lint licences clean
+.PHONY: setup demo demo-pairwise test test-unit test-faults soak test-gpu test-pythons wheel test-browser browser audit bench results docs lint licences clean
 
 setup: .venv/.ready
 
@@ -40,6 +40,13 @@ test-unit: .venv/.ready
 # (PRIVSGP_CUT seconds), a soak (PRIVSGP_SOAK): many minutes.
 test-faults: .venv/.ready
 	$(BIN)/python -m pytest -m slow tests/engine tests/transport tests/distributed tests/sites
+
+# Eight sites that are killed, stopped and frozen at random for two hours: memory, threads, descriptors, disk and speed, a row a minute.
+# SECONDS= and SITES= for others; SOAK='--cpu 3 8 16' for the CPU time of a step and site.
+SECONDS ?= 7200
+SITES ?= 8
+soak: .venv/.ready
+	$(BIN)/python benchmarks/soak.py --seconds $(SECONDS) --sites $(SITES) $(SOAK)
 
 # Reports in a headless Chromium; `make test` does the same where there is one.
 browser:

@@ -1,8 +1,8 @@
 """`make wheel`: the sdist and the wheels in dist/, with a bill of materials and the provenance of each file.
 
-`privsgp-VERSION.cdx.json` is a CycloneDX 1.5 bill: privsgp, and what it needs, in the versions of this installation, with
-their licences. `privsgp-VERSION.provenance.json` is an unsigned in-toto statement (SLSA 1.0): the hash of each file, the
-commit and the tools that made it.
+`privsgp-VERSION.cdx.json` is a CycloneDX 1.5 bill: privsgp, and what it needs, in the versions of this installation,
+with their licences. `privsgp-VERSION.provenance.json` is an unsigned in-toto statement (SLSA 1.0): the hash of each
+file, the commit and the tools that made it.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from privsgp.accounting.book import Book
 from privsgp.accounting.mechanisms import Composed, described
 from privsgp.accounting.pairwise import PairwiseCovariance
 from privsgp.errors import Refused
+from privsgp.report.dossier import write_dossier
 from privsgp.runs import config as configs
 from privsgp.sites import amend, continuing
 from privsgp.sites.agreement import Agreement, propose
@@ -102,6 +103,10 @@ def test_a_site_without_its_disk_rejoins_and_all_that_it_had_reserved_is_spent(c
     for entry in book.entries():  # one budget for both runs, not two that add up
         (sets,) = [sets for node, sets in book.sets_of({entry.run}).items() if node == entry.node]
         assert book.spent_by(sets[-1], "zero-out").epsilon == 8.0
+    write_dossier(again.out(0), c.folder / "dossier")
+    annex = (c.folder / "dossier" / "assessment.md").read_text()
+    assert "basel: 30 releases of an earlier run count too" in annex
+    assert "This organisation's process was started 1 time(s)" in annex
     c.start(0)  # the ended run: nothing is released there any more
     c.processes[0].join(5.0)
     c.stop()

@@ -132,9 +132,10 @@ def calibrate_nodes(
     """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
 
     Of several processes each calibrates its own nodes and tells the others: σ is public. `releases` are K_i where nodes
-    release unequally often; else each does at every step. `coordinates` is the length of a message. `agreed` is what
-    noise that nodes share was agreed to be made of, where that is settled. `earlier` returns a node's mechanism counted
-    together with what it released in runs that this one continues, of which at most so many nodes were honest.
+    release unequally often; else each does at every step. `coordinates` is the length of a message. `agreed` are the
+    σ_i, and what shared noise is made of, where sites have settled them: each checks its own. `earlier` returns a
+    node's mechanism counted together with what it released in runs that this one continues, of which at most so many
+    nodes were honest.
     """
     algorithm, p, n = ALGORITHMS[config.algorithm.name], config.privacy, len(samples)
     deltas = per_node(p.delta, n)
@@ -159,29 +160,18 @@ def calibrate_nodes(
 
     shown = shared_noise.correlation(config, samples) if config.pairwise else 1.0
     mechanisms = [by_person(config, earlier(i, m, n), samples, shown) for i, m in enumerate(mechanisms)]
-    search = functools.cache(calibration.sigma)  # nodes that are alike need the same
     if allowance is not None:
-
-        def calibrated(i: int) -> float:
-            if p.nominal:  # for K steps: the spare releases are not part of it
-                terms = config.algorithm.steps, budgets[i], deltas[i], calibration.C2, config.algorithm.name
-                found = calibration.published(mechanisms[i], *terms)
-            else:
-                found = search(mechanisms[i], max(1, allowance[i]), budgets[i], deltas[i], p.relation)
-            return found * _ROOM if config.pairwise else found
-
-        here = blocks(n, world.size)[world.rank]
-        own = world.all_or_none(lambda: [calibrated(i) for i in here])
-        all_sigmas = world.all_gather_nodes(own, between(shared_noise.LEAST, 1 / shared_noise.LEAST, float), n)
-        if isinstance(world, Processes):
-            _refuse_apart(world, all_sigmas, own)
-        if config.trust == "secure aggregation":
-            all_sigmas = [max(all_sigmas)] * n  # each node is counted as if all added as much noise as it does
-        mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, all_sigmas, strict=True)]
+        weighed = config.pairwise and config.algorithm.weights == "noise"  # by what each node needs, not by what it has
+        if agreed is None or weighed:
+            sigmas = _searched(config, mechanisms, allowance, budgets, deltas, world)
+        else:
+            sigmas = agreed["sigma"]
+        mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, sigmas, strict=True)]
 
     covariance, curve = None, None
     if config.pairwise:
-        covariance = shared_noise.share_noise(config, samples, [m.sigma for m in mechanisms], world, agreed)
+        settled = None if agreed is None else agreed["shared_noise"]
+        covariance = shared_noise.share_noise(config, samples, [m.sigma for m in mechanisms], world, settled)
         least, effective = min(covariance.own_sigma), covariance.effective(config.honest)
         bases = [m.changed(coordinates=coordinates, sigma=sigma) for m, sigma in zip(bare, effective, strict=True)]
         shared = [Shared(m, config.honest, n - 1, least) for m in bases]
@@ -194,6 +184,31 @@ def calibrate_nodes(
         return accountant.epsilon(mechanisms[node], releases, deltas[node], p.relation).epsilon
 
     return NodeBudgets(mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon, covariance, curve)
+
+
+def _searched(
+    config: Config, mechanisms: Sequence[Mechanism], allowance: Sequence[int], budgets: Sequence[Any],
+    deltas: Sequence[float], world: World,
+) -> list[float]:  # fmt: skip
+    """Return the σ_i that budgets need: each process searches for its own nodes'."""
+    p, n = config.privacy, len(mechanisms)
+    search = functools.cache(calibration.sigma)  # nodes that are alike need the same
+
+    def calibrated(i: int) -> float:
+        if p.nominal:  # for K steps: the spare releases are not part of it
+            terms = config.algorithm.steps, budgets[i], deltas[i], calibration.C2, config.algorithm.name
+            found = calibration.published(mechanisms[i], *terms)
+        else:
+            found = search(mechanisms[i], max(1, allowance[i]), budgets[i], deltas[i], p.relation)
+        return found * _ROOM if config.pairwise else found
+
+    here = blocks(n, world.size)[world.rank]
+    own = world.all_or_none(lambda: [calibrated(i) for i in here])
+    sigmas: list[float] = world.all_gather_nodes(own, between(shared_noise.LEAST, 1 / shared_noise.LEAST, float), n)
+    if isinstance(world, Processes):
+        _refuse_apart(world, sigmas, own)
+    # Of a sum each node is counted as if all added as much noise as it does.
+    return [max(sigmas)] * n if config.trust == "secure aggregation" else sigmas
 
 
 def by_person(config: Config, mechanism: Mechanism, samples: Sequence[int], shown: float = 1.0) -> Mechanism:

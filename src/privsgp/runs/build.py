@@ -42,7 +42,7 @@ def build_run(
 ) -> RunSpec:  # fmt: skip
     """Decide everything: σ_i from budgets, the clock, the device. What is impossible is refused here.
 
-    `agreed` is what noise that sites share was agreed to be made of; `phases` are, by node, ended runs that it
+    `agreed` are the σ_i and the shared noise that sites have agreed on; `phases` are, by node, ended runs that it
     continues.
     """
     config, problem, network = resolved.counted, resolved.problem, resolved.graph

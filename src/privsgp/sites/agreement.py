@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from privsgp import __version__, devices, features
+from privsgp.accounting import accountant
 from privsgp.accounting.book import Total
 from privsgp.accounting.policy import refuse_spending, refused
+from privsgp.accounting.shown import up
 from privsgp.data.dataset import PersonRows
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
@@ -56,6 +58,8 @@ ALLOWED = ("privsgp", "privsgp-vr", "privsgp-sag", "sgp")
 FEATURES = ("none", "scattering", "synthetic-encoder")
 _MOST_FEATURES = 4096  # of filters, of directions, …: what is made before it can be compared with a size
 _CLOSE = 1e-6  # by which noise that two sites computed may differ
+_VASTLY = 1.1  # of a σ beside what its budget needs
+_ROUNDING = 1e-9
 
 
 class Agreement(Study):
@@ -94,6 +98,8 @@ class Agreement(Study):
                 f"{key} is {getattr(self, key)}, and its configuration says {value}",
                 remedy,
             )
+        silent = c.private and c.privacy.epsilon is not None and not all(0 < one < math.inf for one in self.sigma)
+        yield silent, f"sigma = {self.sigma}, with budgets", ask
         shared = self.shared_noise
         is_other = (shared is not None) != c.pairwise or (shared is not None and len(shared.own) != n)
         yield is_other, "shared_noise is not of its configuration", ask
@@ -218,8 +224,9 @@ class Agreement(Study):
         if self.continues is not None and self.continues.starts_from_model:
             _load(problem.model, start)
         resolved = resolve(config, problem.encoded(chosen_device(device)))
-        spec = build_run(resolved, agreed=self.values["shared_noise"], phases=_phases(self, config))
+        spec = build_run(resolved, agreed=self.values, phases=_phases(self, config))
         self._refuse_other(spec, problem.encoder)
+        self._refuse_other_budget(spec, node)
         return spec
 
     def refuse_policy(self, policy: Policy, node: int) -> None:
@@ -280,6 +287,23 @@ class Agreement(Study):
             is_other = abs(m.sigma - sigma) > _CLOSE * max(m.sigma, sigma)
             what = f"{self.name}: sigma of {self.roster[i].name} is {sigma:g}, and its budget needs {m.sigma:g}"
             _refuse([(is_other, what, "nothing was signed: ask the proposer for a new agreement")])
+
+    def _refuse_other_budget(self, spec: RunSpec, node: int) -> None:
+        """Refuse a σ with which this node would spend more than its budget, or much less.
+
+        Each site checks its own: what others add is theirs to check, and not part of this node's guarantee.
+        """
+        p, m, asked = spec.protection, spec.protection.mechanisms[node], self.epsilon[node]
+        if p.allowance is None or asked is None:
+            return
+        spent = p.epsilon(node, p.allowance[node])
+        lower = m.with_sigma(m.sigma / _VASTLY)
+        wasted = not self.config.pairwise and (
+            accountant.rough(lower, p.allowance[node], p.deltas[node], p.relation) <= asked
+        )
+        what = f"{self.name}: sigma = {m.sigma:g} of this site would spend ε = {up(spent)}, and its budget is {asked:g}"
+        is_other = spent > asked * (1 + _ROUNDING) or wasted
+        _refuse([(is_other, what, "nothing was signed: ask the proposer for a new agreement")])
 
 
 def _refuse(faults: Iterable[Fault], where: str = "") -> None:
