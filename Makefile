@@ -37,7 +37,7 @@ test-unit: .venv/.ready
 	$(BIN)/python -m pytest -m 'unit and not slow'
 
 # A hundred SIGKILLs of a run, twenty of one process among eight, a hundred of sites among three, eight sites, a wire that is cut
-# (PRIVSGP_CUT seconds), a soak (PRIVSGP_SOAK): many minutes.
+# (PRIVSGP_CUT seconds): many minutes.
 test-faults: .venv/.ready
 	$(BIN)/python -m pytest -m slow tests/engine tests/transport tests/distributed tests/sites
 

@@ -34,14 +34,15 @@ from privsgp.sites.study import Limits
 
 DEADLINE = 5.0
 EVERY = 60.0  # seconds between two rows
-CPU_STEPS, WARM = 40, 10
+CPU_STEPS, WARM, STARTS = 40, 10, 5
+FIXED = {"sigma": 1.0}
 TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Sites:
     """Sites of one run, as processes."""
 
-    def __init__(self, place: Path, count: int, steps: int) -> None:
+    def __init__(self, place: Path, count: int, privacy: dict[str, Any] = FIXED) -> None:
         self.place, self.count, self.running = place, count, dict[int, subprocess.Popen[bytes]]()
         names = [f"site{i}" for i in range(count)]
         homes = [Site.create(place / name, name, address=f"127.0.0.1:{_free_port()}") for name in names]
@@ -51,8 +52,8 @@ class Sites:
             np.savez(place / f"{name}.npz", x=digits.x[rows], y=digits.y[rows], classes=10)
         values = {
             "data": {"nodes": count, "sizes": [size] * count, "classes": 10}, "model": {"name": "logistic"},
-            "graph": {"name": "complete"}, "privacy": {"sigma": 1.0, "noise": "pairwise"},
-            "algorithm": {"name": "privsgp", "steps": steps, "step_size": 0.2},
+            "graph": {"name": "complete"}, "privacy": {"noise": "pairwise"} | privacy,
+            "algorithm": {"name": "privsgp-vr", "steps": 10**6 if privacy is FIXED else 1000, "step_size": 0.2},
         }  # fmt: skip
         limits = Limits(deadline=DEADLINE, staleness=8)
         like = data.load(str(place / "site0.npz"), classes=10)
@@ -131,7 +132,7 @@ class Sites:
 
 def soak(place: Path, count: int, seconds: float) -> list[dict[str, Any]]:
     """Disturb sites for some time, and return a row a minute."""
-    sites, rng = Sites(place, count, 10**6), random.Random(1)  # noqa: S311
+    sites, rng = Sites(place, count), random.Random(1)  # noqa: S311
     done, restarts = Counter[str](), list[float]()
     rows, began = list[dict[str, Any]](), time.monotonic()
     try:
@@ -180,7 +181,7 @@ def _disturb(sites: Sites, rng: random.Random, done: Counter[str], restarts: lis
 
 def cpu(place: Path, count: int) -> dict[str, Any]:
     """Return the CPU milliseconds of a step and site, undisturbed."""
-    sites = Sites(place, count, 10**6)
+    sites = Sites(place, count)
     try:
         for i in range(count):
             sites.start(i)
@@ -198,6 +199,20 @@ def cpu(place: Path, count: int) -> dict[str, Any]:
         sites.stop()
 
 
+def start(place: Path, count: int) -> dict[str, Any]:
+    """Return the seconds from the start of `privsgp join` to its first hello, with a budget to check."""
+    sites, took = Sites(place, count, {"epsilon": 3.0, "delta": 1e-5, "noise": "independent"}), list[float]()
+    try:
+        for _ in range(STARTS):
+            sites.start(0)
+            took.append(sites.until(0, 0))
+            used = sites.cpu()
+            sites.signal(0, signal.SIGKILL)
+    finally:
+        sites.stop()
+    return {"sites": count, "starts": STARTS, "seconds": [round(one, 2) for one in took], "cpu_seconds": round(used, 2)}
+
+
 def _free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -211,11 +226,15 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=7200.0)
     parser.add_argument("--cpu", type=int, nargs="+", default=[])
+    parser.add_argument("--start", action="store_true", help="the time from the start of join to its first hello")
     asked = parser.parse_args()
     for count in asked.cpu:
         with tempfile.TemporaryDirectory() as place:
             print(json.dumps(cpu(Path(place), count)), flush=True)
-    if not asked.cpu:
+    if asked.start:
+        with tempfile.TemporaryDirectory() as place:
+            print(json.dumps(start(Path(place), asked.sites)), flush=True)
+    if not (asked.cpu or asked.start):
         with tempfile.TemporaryDirectory() as place:
             rows = soak(Path(place), asked.sites, asked.seconds)
         names = list(rows[-1]) if rows else []
