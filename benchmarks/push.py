@@ -8,7 +8,7 @@ from triton.testing import do_bench
 from privsgp import graph
 from privsgp.engine.step import peers
 from privsgp.kernels import push
-from privsgp.randomness.noise import Keyed
+from privsgp.randomness.on_device import philox_key
 from privsgp.transport.in_process import InProcess
 
 N, D = 16, 11_173_962
@@ -19,7 +19,7 @@ def main() -> None:
     device = torch.device("cuda")
     x, g, out, z = torch.randn(4, N, D, device=device)
     w, sigma = torch.ones(N, device=device, dtype=torch.float64), torch.full((N,), 0.1, device=device)
-    network, key, spare = graph.make("exponential", N), Keyed(0).philox_key(device), w.clone()
+    network, key, spare = graph.make("exponential", N), philox_key(0, device), w.clone()
     source, share = (torch.from_numpy(a).to(device) for a in peers(network, 1))
     mix, nodes = InProcess(network, x).mix, torch.arange(N, device=device)
 

@@ -241,7 +241,7 @@ def _mixes(transport: SitesTransport, run: Folder, x: Tensor, w: Tensor) -> dict
     counter = iter(range(transport.agreement.rounds))
 
     def commit(k: int, x: Tensor, w: Tensor) -> None:  # as SiteTrainer does
-        memory = {f"links.{name}": value for name, value in transport.arrays().items()}
+        memory = {f"links.{name}": [value] for name, value in transport.arrays().items()}
         checkpoint.save(run.checkpoint, Progress(k, 0, 0.0, 0, "", {}), State(x, w, x), memory, transport.agreement.run)
         sync_names(run.checkpoint.parent)
 

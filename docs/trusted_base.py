@@ -25,9 +25,10 @@ PLAIN = "A plain run"
 PAIRWISE, PERSONS = "Pairwise noise", "A person with several rows"
 DIALECT, SURVIVAL = "A dialect file beside a table", "A survival target"
 LAYERS = "A convolution, a norm layer or a layer at many positions"
+RULELESS = "A layer without a rule"
 IMAGES, TEXTS, FEATURES, SUMS = "Images", "Texts", "A feature map", "`describe` or `evaluate --private`"
 GPU, TORCHRUN, SITES = "A GPU", "torchrun", "Sites"
-CHOICES = (PAIRWISE, PERSONS, DIALECT, SURVIVAL, LAYERS, IMAGES, TEXTS, FEATURES, SUMS)  # of one process on a CPU
+CHOICES = (PAIRWISE, PERSONS, DIALECT, SURVIVAL, LAYERS, RULELESS, IMAGES, TEXTS, FEATURES, SUMS)
 TRUSTED: dict[str, dict[str, str]] = {
     PLAIN: {
         "accounting/accountant.py": "Counts each mechanism by two computations, and refuses an unknown one.",
@@ -37,7 +38,6 @@ TRUSTED: dict[str, dict[str, str]] = {
         "accounting/ledger.py": "Never counts fewer releases than were sent.",
         "accounting/mechanisms.py": "Describes a message: this object sets sampler, clip and noise, and is counted.",
         "accounting/pld.py": "Rounds privacy losses up when it discretises and composes them.",
-        "accounting/renyi_bound.py": "Computes a second ε for every mechanism, from the mechanism's own numbers.",
         "accounting/saga.py": "Covers every table entry and difference that a sample can have, and takes the worst.",
         "accounting/sampler_cost.py": "Adds what noise in floating point costs beyond ideal noise.",
         "accounting/shown.py": "Rounds every printed ε and δ up.",
@@ -110,6 +110,9 @@ TRUSTED: dict[str, dict[str, str]] = {
         "gradients/rules/conv.py": "Computes one sample's gradient of a convolution.",
         "gradients/rules/norm.py": "Computes one sample's gradient of GroupNorm and LayerNorm.",
     },
+    RULELESS: {
+        "gradients/rules/mixed.py": "Runs a layer without a rule on each sample by itself.",
+    },
     IMAGES: {
         "data/images.py": "Makes one sample of one image.",
     },
@@ -137,6 +140,7 @@ TRUSTED: dict[str, dict[str, str]] = {
         "statistics/survival.py": "Makes one bounded vector of each person; curves come from noised sums alone.",
     },
     GPU: {
+        "randomness/on_device.py": "Draws each noise once, and rounds to the grid that is counted.",
         "engine/step.py": "Pays for a step before the kernel computes its messages.",
         "kernels/chacha.py": "Draws the same secret noise as the CPU.",
         "kernels/group_norm.py": "Computes the same gradients as the rule for GroupNorm.",
@@ -153,7 +157,6 @@ TRUSTED: dict[str, dict[str, str]] = {
         "sites/agreement.py": "Turns the signed agreement into the run that is counted. Asks the site's policy.",
         "sites/canonical.py": "Writes one value as one sequence of bytes.",
         "sites/identity.py": "Keeps the site's keys private.",
-        "sites/journal.py": "Restores the table as it was at the last commit.",
         "sites/net/client.py": "Sends committed messages only.",
         "sites/net/server.py": "Serves committed messages only, to members only.",
         "sites/net/tls.py": "Requires TLS 1.3 and the member's certificate.",
@@ -177,8 +180,10 @@ OUTSIDE = {
     "api.py": "Passes arguments to `runs`, which checks them.",
     "sklearn.py": "Passes arguments to `api.py`. Its folder for each fit is new.",
     "cli*.py": "Passes arguments to `runs` and `sites`, which check them.",
+    "accounting/assumptions.py": "Writes words.",
     "accounting/calibration.py": "Searches for noise. `engine/spec.py` refuses noise that is counted above a budget.",
     "accounting/lower_bound.py": "Refuses an ε that is below what an observer learns. It changes none.",
+    "accounting/renyi_bound.py": "Refuses an ε that is above its own bound. It changes none.",
     "accounting/policy.py": "Refuses runs. The ε of a run that it lets pass is printed as it is.",
     "accounting/sharing.py": "Searches for shared noise. `runs/budgets.py` counts what it is worth.",
     "sites/policy.py": "Refuses runs. The ε of a run that it lets pass is printed as it is.",

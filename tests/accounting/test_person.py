@@ -10,6 +10,7 @@ import pytest
 from scipy import optimize, signal, stats
 
 from privsgp.accounting import accountant, calibration, lower_bound, pld, renyi_bound
+from privsgp.accounting.assumptions import assumptions
 from privsgp.accounting.curve import Gaussian as GaussianCurve
 from privsgp.accounting.curve import Group, Sampled
 from privsgp.accounting.mechanisms import (
@@ -261,7 +262,7 @@ def test_an_unknown_wrapper_is_refused_by_name(count):
 
 
 def test_assumptions_name_the_person():
-    words = accountant.assumptions(PersonLevel(DRAWN, 4, 2), 3, "zero-out")
+    words = assumptions(PersonLevel(DRAWN, 4, 2), 3, "zero-out")
     assert words[0].startswith("neighbours differ in one person, up to 4 rows of this node, which is zeroed out")
     assert "number of persons is public" in words[0]
     assert any("up to 4 rows is clipped as one" in word for word in words)

@@ -7,7 +7,9 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import torch
 
 import privsgp
 import runs
@@ -15,6 +17,8 @@ from privsgp import plugins
 from privsgp.algorithms import ALGORITHMS, PrivSGP
 from privsgp.errors import Refused
 from privsgp.options import Options, option
+from privsgp.randomness import NOISES, REGISTERED
+from privsgp.randomness.noise import IndependentNoise, NodeNoise
 from privsgp.runs import config as configs
 
 REAL = plugins.entry_points
@@ -40,6 +44,8 @@ def offer(monkeypatch, *entries):
 def unchanged(monkeypatch):
     monkeypatch.setattr(ALGORITHMS, "_registered", {})
     yield
+    for name in (*REGISTERED,):
+        del REGISTERED[name], NOISES[name]
     plugins.offered.cache_clear()
 
 
@@ -51,6 +57,40 @@ def test_its_options_are_keys_of_run_toml():
     assert configs.parse(values).options("algorithm") == {"decay": 0.5}
     with pytest.raises(Refused, match=r"algorithm\.decay = 0\.5 with algorithm\.name = 'privsgp'"):
         configs.parse(values | {"algorithm": {"name": "privsgp", "decay": 0.5}})
+
+
+class EvenSteps(IndependentNoise):
+    name = "even-steps"
+
+    def of_nodes(self, nodes, mechanisms, source, exchange=None):
+        inner = super().of_nodes(nodes, mechanisms, source, exchange)
+
+        class Halved(NodeNoise):
+            def add_(self, g, nodes, step):
+                if step % 2 == 0:
+                    inner.add_(g, nodes, step)
+
+        return Halved()
+
+
+def test_a_noise_of_your_own_is_added_in_simulations_and_refused_elsewhere(tmp_path):
+    given = {"privacy": {"sigma": 1.0, "noise": "even-steps"}, "seed": 1, "nodes": 2}
+    with pytest.raises(Refused, match="even-steps"):
+        configs.parse({"privacy": given["privacy"], "seed": 1})
+    assert privsgp.register(privsgp.register(EvenSteps)) is EvenSteps
+    with pytest.raises(Refused, match="give a seed"):
+        configs.parse({"privacy": given["privacy"]})
+    x, moved = np.zeros((40, 3), np.float32), []
+    for steps in (1, 2, 3):
+        model = torch.nn.Linear(3, 2, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        algorithm = {"name": "privsgp", "steps": steps, "batch": 4}
+        result = privsgp.train(model, (x, x[:, 0].astype(int)), out=tmp_path / str(steps), algorithm=algorithm, **given)
+        assert result.summary["noise"] == "even-steps"
+        moved.append(result.model.weight)
+    assert moved[0].any()
+    torch.testing.assert_close(moved[1], moved[0])  # the second step adds nothing
+    assert not torch.allclose(moved[2], moved[0])
 
 
 def test_what_is_no_method_is_refused():
@@ -67,7 +107,11 @@ def test_what_is_no_method_is_refused():
         name = "privsgp-undocumented"
         Options = Bare
 
-    for wrong, why in ((Nameless, "name"), (Impostor, "privsgp-vr"), (Undocumented, "without a meaning"), (int, "int")):
+    class Shared(EvenSteps):
+        name = "pairwise"
+
+    names = (Nameless, "name"), (Impostor, "privsgp-vr"), (Undocumented, "without a meaning"), (int, "int")
+    for wrong, why in (*names, (Shared, "pairwise")):
         with pytest.raises(Refused, match=why):
             privsgp.register(wrong)
 

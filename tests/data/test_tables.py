@@ -42,7 +42,7 @@ def test_a_csv_file_becomes_numbers(tmp_path):
     table = read(tmp_path, HEADER + ROWS)
     np.testing.assert_array_equal(table.x, np.array(ENCODED, np.float32))
     assert table.y.tolist() == [1, 0, 0, 1]
-    assert table.notes == [
+    assert [note.partition("t.csv: ")[2] for note in table.notes] == [
         "age: 1 missing, filled in and marked",
         "age: 2 outside the range, clipped",
         "code: 1 not in the list, taken as 'other'",
@@ -135,7 +135,8 @@ def test_codes_of_a_column_with_gaps_are_whole_numbers():
     )
     table = tables.of_frame(pa.table({"c": [7.0, None, 8.0], "y": [0.0, 1.0, 1.0]}), schema)
     assert table.x.tolist() == [[1, 0, 0], [1, 0, 1], [0, 1, 0]]
-    assert tables.of_frame(pa.table({"c": [7.5], "y": [0]}), schema).notes == ["c: 1 not in the list, taken as 'other'"]
+    notes = tables.of_frame(pa.table({"c": [7.5], "y": [0]}), schema).notes
+    assert notes == ["data: c: 1 not in the list, taken as 'other'"]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +220,7 @@ def test_a_number_as_target_is_scaled_and_clipped():
     schema = schemas.parse(values | {"columns": {"x": {"type": "number", "range": [0, 1]}}})
     table = tables.of_frame(pa.table({"x": [0.5] * 3, "y": [12.0, 30.0, 0.0]}), schema)
     assert table.y.tolist() == [1.0, 5.0, -5.0]
-    assert table.notes == ["y: 1 outside the range, clipped"]
+    assert table.notes == ["data: y: 1 outside the range, clipped"]
 
 
 ROW = st.fixed_dictionaries(

@@ -34,33 +34,6 @@ def _no_traceback(all_ended):
         assert one.code in (0, 1, 2, 130), (one.code, one.err)
 
 
-@pytest.mark.parametrize("word", ["[1e-9, 1e-9]", "[1e-9]"])
-def test_nobody_else_sets_a_sites_noise(tmp_path, word):
-    all_ended = _ran(tmp_path, BUDGETS, "hostile.say", liar=0, about=1, pattern=r"\[0\.\d+, 0\.\d+\]", word=word)
-    assert all_ended[1].code == 2, all_ended[1].err
-    assert "changed at the meeting point" in all_ended[1].err
-    _no_traceback(all_ended)
-    assert not list((tmp_path / "out1").glob("ledger/*"))
-
-
-@pytest.mark.parametrize("word", ["[NaN, NaN]"])
-def test_noise_that_cannot_be_is_refused_and_its_sender_named(tmp_path, word):
-    all_ended = _ran(tmp_path, BUDGETS, "hostile.say", liar=1, about=1, pattern=r"\[0\.\d+, 0\.\d+\]", word=word)
-    assert all_ended[0].code == 2, all_ended[0].err
-    assert "process 1 says" in all_ended[0].err
-    _no_traceback(all_ended)
-
-
-def test_noise_so_small_that_others_would_not_count_is_refused_and_its_sender_named(tmp_path):
-    text = BUDGETS.replace("[algorithm]", '[algorithm]\nweights = "noise"')
-    told = {"liar": 1, "about": 1, "pattern": r"\[0\.\d+, 0\.\d+\]", "word": "[1e-100, 1e100]"}
-    all_ended = _ran(tmp_path, text, "hostile.say", **told)
-    assert all_ended[0].code == 2, all_ended[0].err
-    assert "process 1 says σ = 1e-100" in all_ended[0].err
-    _no_traceback(all_ended)
-    assert not list((tmp_path / "out0").glob("ledger/*"))
-
-
 def _sites(tmp_path):
     rng = np.random.default_rng(0)
     for node in range(4):

@@ -175,7 +175,7 @@ def test_groups_that_share_noise_have_the_bits_of_all_nodes_at_once(tmp_path, mo
 def test_secret_noise_of_groups_has_a_key_for_each_draw(tmp_path, monkeypatch, privacy, draws):
     """Two threads that draw at once share no key: one used twice would be noise that cancels."""
     monkeypatch.setattr(pairwise, "_LONG", 0)
-    keys, claimed, inner = [], [], noise.Secure._claim_all
+    keys, claimed, inner = [], [], noise.Secure.claim
 
     def claim(self, purpose, nodes, step):
         found = inner(self, purpose, nodes, step)
@@ -183,7 +183,7 @@ def test_secret_noise_of_groups_has_a_key_for_each_draw(tmp_path, monkeypatch, p
         claimed.extend((purpose, node, step) for node in nodes)
         return found
 
-    monkeypatch.setattr(noise.Secure, "_claim_all", claim)
+    monkeypatch.setattr(noise.Secure, "claim", claim)
     run = _training(tmp_path, {"name": "privsgp-vr", "difference_scale": 1}, seed=None, privacy=privacy)
     assert len(run.groups) == 2
     run.run()

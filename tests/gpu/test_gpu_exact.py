@@ -87,15 +87,15 @@ KEPT = [
 def test_a_run_with_secret_noise(tmp_path, algorithm, kept, model, shape, small_job, monkeypatch):
     from privsgp.engine.folder import Folder
     from privsgp.engine.trainer import Trainer
-    from privsgp.randomness.noise import Secure
+    from privsgp.randomness import on_device
 
-    seen, step = [], Secure.device_step_
+    seen, step = [], on_device.step_
 
-    def watched(self, x, g, *rest, **options):
+    def watched(x, g, *rest, **options):
         seen.append(g.dtype)
-        step(self, x, g, *rest, **options)
+        step(x, g, *rest, **options)
 
-    monkeypatch.setattr(Secure, "device_step_", watched)
+    monkeypatch.setattr(on_device, "step_", watched)
     folder = Folder(tmp_path / "run")
     with folder.locked():
         folder.prepare()

@@ -14,8 +14,8 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from privsgp.errors import Refused
-from privsgp.randomness import noise
-from privsgp.randomness.noise import Secure, add_noise_, levels, snap_
+from privsgp.randomness import noise, on_device
+from privsgp.randomness.noise import Secure, add_noise_
 from privsgp.randomness.normals import box_muller as _box_muller
 
 pytestmark = pytest.mark.usefixtures("entered")
@@ -43,7 +43,7 @@ def test_normals_are_those_of_the_cipher(d, step):
     room = torch.full((3 * d + 2,), torch.nan, dtype=torch.float64, device="cpu" if INTERPRETED else CUDA)
     out = room[1:-1].view(3, d)
     if INTERPRETED:
-        source._device_normals(out, nodes, step, noise.Streams(source._keys))
+        on_device.fill_secret(out, noise.Streams(source._keys), nodes, step)
     else:
         source.fill_normal(out, nodes, step)
     for row, node in zip(out.cpu(), nodes, strict=True):
@@ -64,9 +64,9 @@ def test_lines_8_and_9_in_one_kernel(d):
     sigma, normals = [0.3, 0.01, 3.0], torch.empty_like(g)
     chacha.fill_normal(normals, nodes, key, 7)
     wanted = normals * torch.tensor(sigma, dtype=torch.float64, device=device)[:, None] + g
-    snap_(wanted, sigma)
+    on_device.snap_(wanted, sigma)
     wanted = x - 0.5 * wanted.float()
-    chacha.step(x, g, nodes, levels(sigma, device), key, 7, 0.5)
+    chacha.step(x, g, nodes, on_device.levels(sigma, device), key, 7, 0.5)
     off = (x - wanted).abs() > 1e-6 * (1 + wanted.abs())
     assert float(off.double().mean()) < 1e-3  # a sum at a cell's edge may round either way
 

@@ -68,6 +68,15 @@ def test_a_persons_gradient_is_the_mean_of_the_row_gradients(name, loss):
         torch.testing.assert_close(g.sum(), clipped.sum(1), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_are_shares_of_the_mean(name):
+    gradient, z, x, y, _ = persons(MODELS[name](), counts=((1, 3, 2), (3, 2, 1)))
+    rows = gradient.by_row(z, x.flatten(1, 2), y.clamp(min=0).flatten(1, 2)).dense().unflatten(1, (3, ROWS))
+    weights = torch.rand(2, 3, ROWS).double().masked_fill(y < 0, 0)
+    weights /= weights.sum(-1, keepdim=True)
+    torch.testing.assert_close(gradient(z, x, y, weights).dense(), (weights[..., None] * rows).sum(2))
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, ROWS), min_size=6, max_size=6), st.floats(-1e6, 1e6), st.sampled_from(sorted(MODELS)))
 def test_padding_influences_no_gradient(counts, filler, name):

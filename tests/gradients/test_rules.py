@@ -5,7 +5,8 @@ import torch
 from modules import LAYERS, UNRULED_LAYERS, around, build, cross_entropy, plain_gradients, probe, samples
 
 from privsgp.gradients import Layout, stack
-from privsgp.gradients.rules.ruled import Mixed, Ruled
+from privsgp.gradients.rules.mixed import Mixed
+from privsgp.gradients.rules.ruled import Ruled
 
 
 @pytest.mark.parametrize("nodes", [1, 3])

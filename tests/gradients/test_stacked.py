@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from privsgp.errors import Refused
 from privsgp.gradients import stack
-from privsgp.gradients.rules.ruled import Mixed, Ruled
+from privsgp.gradients.rules.mixed import Mixed
+from privsgp.gradients.rules.ruled import Ruled
 from privsgp.gradients.stacked import Functional
 
 

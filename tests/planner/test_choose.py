@@ -106,7 +106,7 @@ def test_scaled_differences_where_noise_is_shared(small_planner):
 def test_the_published_formula_has_no_other_weight_than_the_papers(small_planner):
     noise = NoiseNeeded(replace(small_planner.network, accountant="published"), SCALED, 5.0)
     assert noise.scale(300) == 1
-    assert noise.method.label == "privsgp-vr"
+    assert not noise.method.scaled
 
 
 def test_what_is_rehearsed_has_the_weight_of_the_run(small_planner):
@@ -117,10 +117,3 @@ def test_what_is_rehearsed_has_the_weight_of_the_run(small_planner):
     for one, weight in ((spec, noise.scale(300)), (often, 1.0)):
         (mechanism,) = small_planner.rehearsal._block(one, 1.0, 64, [0], None).mechanisms
         assert mechanism.difference_scale == pytest.approx(max(weight, mechanism.rate))
-
-
-def test_a_weight_has_a_label():
-    assert SCALED.label == "privsgp-vr, scaled differences"
-    assert SCALED.changed(difference_scale=0.3).label == "privsgp-vr, differences times 0.3"
-    assert SCALED.changed(difference_scale=1.0).label == "privsgp-vr"
-    assert PRIVSGP.changed(difference_scale=0.3).label == "privsgp"

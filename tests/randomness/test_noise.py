@@ -16,8 +16,9 @@ from scipy import stats
 
 from privsgp import kernels
 from privsgp.errors import Refused
-from privsgp.randomness.noise import Keyed, Secure, Source, add_noise_, snap_
+from privsgp.randomness.noise import Keyed, Secure, Source, add_noise_
 from privsgp.randomness.normals import box_muller
+from privsgp.randomness.on_device import snap_
 
 # Statistical bounds are this many standard errors wide: a correct source fails one of them about once in 10⁸ runs.
 WIDE = 6.0
@@ -163,7 +164,7 @@ def test_a_device_draws_what_was_claimed_with_the_key_of_noise(monkeypatch):
     kernel = types.SimpleNamespace(fill_normal=lambda *given: asked.append(given))
     monkeypatch.setattr(kernels, "chacha", kernel, raising=False)
     monkeypatch.setitem(sys.modules, "privsgp.kernels.chacha", kernel)
-    monkeypatch.setattr("privsgp.randomness.noise.have_triton", lambda: True)
+    monkeypatch.setattr("privsgp.randomness.on_device.have_triton", lambda: True)
     source, out = Secure(), torch.empty(2, 4, dtype=torch.float64, device="meta")
     monkeypatch.setattr(torch.Tensor, "to", lambda self, *_: self)  # the key stays where it can be read
     source.fill_normal(out, [1, 2**32 - 1], 7)
@@ -180,11 +181,11 @@ def test_a_device_draws_what_was_claimed_with_the_key_of_noise(monkeypatch):
 
 
 def test_a_device_draws_with_its_own_key_though_another_thread_has_claimed_since(monkeypatch):
-    asked, claimed, inner, source = [], [], Secure._claim_all, Secure()
+    asked, claimed, inner, source = [], [], Secure.claim, Secure()
     kernel = types.SimpleNamespace(fill_normal=lambda *given: asked.append(given))
     monkeypatch.setattr(kernels, "chacha", kernel, raising=False)
     monkeypatch.setitem(sys.modules, "privsgp.kernels.chacha", kernel)
-    monkeypatch.setattr("privsgp.randomness.noise.have_triton", lambda: True)
+    monkeypatch.setattr("privsgp.randomness.on_device.have_triton", lambda: True)
     monkeypatch.setattr(torch.Tensor, "to", lambda self, *_: self)
 
     def and_another(self, purpose, nodes, step):
@@ -192,7 +193,7 @@ def test_a_device_draws_with_its_own_key_though_another_thread_has_claimed_since
         inner(self, purpose, [9], step)  # as a second thread may, before the first has its key
         return claimed[-1]
 
-    monkeypatch.setattr(Secure, "_claim_all", and_another)
+    monkeypatch.setattr(Secure, "claim", and_another)
     source.fill_normal(torch.empty(2, 4, dtype=torch.float64, device="meta"), [1, 2], 7)
     assert asked[0][2].numpy().tobytes() == claimed[0][1]._keys["noise"] != source._keys["noise"]
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from privsgp.randomness import noise, normals
-from privsgp.randomness.noise import Secure, _spacings, add_noise_, snap_
+from privsgp.randomness.noise import Secure, add_noise_, spacings
 from privsgp.randomness.normals import exact_normals, float32_normals, to_cells_
+from privsgp.randomness.on_device import snap_
 
 M, D = 4, 5001
 LOWER = {
@@ -60,7 +61,7 @@ def _noised(g, words, sigma, monkeypatch=None):
 
     if monkeypatch is not None:
         monkeypatch.setattr(normals, "exact_normals", watched)
-    to_cells_(found.numpy(), words, _lower("random"), _columns(sigma), _columns(_spacings(sigma)))
+    to_cells_(found.numpy(), words, _lower("random"), _columns(sigma), _columns(spacings(sigma)))
     return found, asked
 
 
@@ -87,7 +88,7 @@ def test_sums_that_are_aimed_at_edges_have_their_cells(lower, monkeypatch):
     """All lie within a few errors of an edge, seen from the noise that other lower bits would give."""
     words = np.random.default_rng(6).integers(-(2**31), 2**31, (M, D + 1), np.int32)
     sigma = [0.01, 1.0, 2.0**-20, 1.414]
-    grid, s = (torch.from_numpy(_columns(v)) for v in (_spacings(sigma), sigma))
+    grid, s = (torch.from_numpy(_columns(v)) for v in (spacings(sigma), sigma))
     every = torch.from_numpy(every_normal(words, D, _lower(lower)))
     aside = torch.rand(M, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).sub_(0.5).mul_(6)
     g = ((every * s / grid).round() + 0.5) * grid - every * s + aside * normals._ERROR * s

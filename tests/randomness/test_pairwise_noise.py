@@ -196,7 +196,7 @@ def test_groups_have_the_numbers_of_all_at_once():
 def test_of_secret_noise_nothing_is_rounded_before_it_is_complete(monkeypatch):
     """A gradient in float32 is added in float64, and its sum is on the grid: it has the bits of one in float64."""
     made = noise()
-    monkeypatch.setattr(Secure, "_claim_all", lambda _, purpose, nodes, *__: (list(nodes), once(purpose)))
+    monkeypatch.setattr(Secure, "claim", lambda _, purpose, nodes, *__: (list(nodes), once(purpose)))
     found = []
     for dtype in (torch.float32, torch.float64):
         g = torch.full((NODES, D), 1.1, dtype=torch.float32).to(dtype)

@@ -16,9 +16,10 @@ RNG = np.random.default_rng(0)
 IDS, X, Y = RNG.integers(0, 20, (N, 6)), RNG.standard_normal((N, 8), dtype=np.float32), RNG.integers(0, 2, N)
 
 
-def trained(tmp_path, model, x, y, **more):
+def trained(tmp_path, model, x, y=None, **more):
+    nodes = {} if isinstance(x, list) else {"nodes": more.pop("nodes", 2)}
     return privsgp.train(
-        model, (x, y), out=tmp_path / "run", seed=0, nodes=more.pop("nodes", 2), privacy={"epsilon": 3.0},
+        model, x if y is None else (x, y), out=tmp_path / "run", seed=0, **nodes, privacy={"epsilon": 3.0},
         algorithm={"name": "privsgp", "batch": 3, "steps": 2}, **more,
     )  # fmt: skip
 
@@ -83,6 +84,28 @@ def test_prelu_with_several_nodes(tmp_path, parameters):
 class _Columns:
     """What a data set of Hugging Face looks like."""
 
+    def __init__(self, **columns):
+        self.columns, self.column_names = columns, list(columns)
+
+    def __getitem__(self, name):
+        return iter(self.columns[name])
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_a_data_set_of_hugging_face(tmp_path, several):
+    """Its token ids and mask are the array that `_Masked` takes; without a mask ids come alone."""
+    found = _Columns(input_ids=IDS.tolist(), attention_mask=(IDS > 3).astype(int).tolist(), label=Y.tolist())
+    both, alone = [found, found] if several else found, _Columns(input_ids=IDS.tolist(), label=Y.tolist())
+    result = trained(tmp_path, _Masked(), both, nodes=2)
+    assert result.card["input_shape"] == [2, 6]
+    assert result.predict(np.stack([IDS, IDS > 3], 1).astype(np.int64)).shape == (N,)
+    model = nn.Sequential(nn.Embedding(20, 4), nn.Flatten(), nn.Linear(24, 2))
+    assert trained(tmp_path / "alone", model, alone, nodes=2).card["input_shape"] == [6]
+
+
+class _Splits(dict):
+    """What several splits of one look like."""
+
     column_names = ("input_ids", "label")
 
 
@@ -102,7 +125,9 @@ class _Drops(nn.Linear):
 
 
 @pytest.mark.parametrize(("model", "data", "what"), [
-    (nn.Linear(8, 2), _Columns(), "input_ids"), (nn.Linear(8, 2), ({"a": X}, Y), r"numpy\.stack"),
+    (nn.Linear(8, 2), _Columns(text=[]), "input_ids"), (nn.Linear(8, 2), _Splits(train=0), "give one split"),
+    (nn.Linear(8, 2), _Columns(input_ids=[[1], [1, 2]], label=Y), "pad"),
+    (nn.Linear(8, 2), ({"a": X}, Y), r"numpy\.stack"),
     (_Output(), (X, Y), r"out\.logits"), (_Drops(8, 2), (X, Y), r"hidden_dropout_prob = 0\.1"),
     (nn.LazyLinear(2), (X, Y), "LazyLinear"), (nn.Linear(8, 5), (X, RNG.integers(0, 2, (N, 5))), "BCEWithLogitsLoss"),
 ])  # fmt: skip

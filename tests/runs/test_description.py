@@ -147,6 +147,10 @@ def test_init_drafts_from_a_description_and_names_its_cost(place, monkeypatch):
     assert "ε = 1, δ = 1e-05 for each record, beside what training costs" in config.study.schema_from
     ran = runs.command("init", "--from-description", file, "--public", file, *sites, "--out", folder / "other")
     assert (ran.code, "give one of them" in ran.err) == (2, True)
+    assert describe(folder, "--epsilon", 1, "--set", "seed=1").code == 0
+    seeded = folder / "out" / "wards-2" / "description.json"
+    ran = runs.command("init", "--from-description", seeded, *sites, "--out", folder / "other")
+    assert (ran.code, "its noise hides nothing" in ran.err) == (2, True)
 
 
 def test_a_forged_epsilon_of_a_description_is_not_believed(place):

@@ -125,6 +125,25 @@ def test_one_row_a_person_is_the_run_on_rows_to_the_bit(place, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_a_row_of_weight_two_counts_as_two_rows(place, method):
+    for seed, name in enumerate("ab"):
+        rows = [(line, 1 + (i % 2)) for i, line in enumerate(table(seed, most=2))]
+        write(place, name, [line for line, weight in rows for _ in range(weight)])
+        weighted = [f"{line},{weight}" for line, weight in rows]
+        (place / f"heavy-{name}.csv").write_text("\n".join(["patient_id,visit,u,v,y,weight", *weighted]) + "\n")
+    (place / "heavy.toml").write_text(SCHEMA + 'weight = { type = "ignored" }\n')
+    options = f"--set=algorithm.name={method}", "--set=data.rows_per_person=4"
+    train(place, "rows", *options)
+    heavy = "--set=data.schema=heavy.toml", "--set=data.path=heavy-{site}.csv", "--set=data.rows_weight=weight"
+    train(place, "weights", *options, *heavy)
+    one, other = (load_file(place / out / "model.safetensors") for out in ("rows", "weights"))
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    (place / "heavy-a.csv").write_text((place / "heavy-a.csv").read_text().replace(",2\n", ",0\n", 1))
+    ran = runs.command("train", place / "run.toml", "--out", place / "zero", *options, *heavy)
+    assert (ran.code, "a weight is not above 0" in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("noise", ["independent", "pairwise"])
 def test_a_run_that_stops_goes_on_and_counts_persons(place, method, noise):
     options = f"--set=algorithm.name={method}", f"--set=privacy.noise={noise}"
@@ -231,7 +250,7 @@ def grouped(names, most, dates=None, seed=0):
 
 
 def test_the_latest_rows_are_used_and_the_others_cut():
-    made, cut = grouped(["b", "a", "b", "b"], 2, np.array([3.0, 1.0, 1.0, 2.0]))
+    made, cut, _ = grouped(["b", "a", "b", "b"], 2, np.array([3.0, 1.0, 1.0, 2.0]))
     assert cut == 1
     assert made.x[:, 0].tolist() == [2, 0, 6]
     stacked = stack(made, [np.arange(3)])
@@ -242,7 +261,7 @@ def test_the_latest_rows_are_used_and_the_others_cut():
 
 def test_which_rows_are_used_depends_on_the_person_alone():
     names = [f"p{i % 7}" for i in range(40)]
-    one, _ = grouped(names, 3)
+    one = grouped(names, 3)[0]
     gone = grouped([name if name != "p3" else "zz" for name in names], 3)[0]
     kept = {tuple(row) for row in one.x[~np.isin(one.x[:, 0] // 2 % 7, 3)]}
     assert kept <= {tuple(row) for row in gone.x}
@@ -253,13 +272,14 @@ def problem_of(settings):
     names = np.repeat([f"p{i}" for i in range(40)], rng.integers(1, 6, 40))
     x = (5 * rng.standard_normal((len(names), 24))).astype(np.float32)
     data = from_arrays(x, rng.integers(0, 2, len(names)), classes=2)
-    data, _ = persons.grouped(data, persons.Named(names.tolist()), settings.data.persons)
+    weights = rng.uniform(0.1, 5, len(names)) if settings.data.rows_weight else None
+    data = persons.grouped(data, persons.Named(names.tolist(), None, weights), settings.data.persons).dataset
     return problems.assembled(settings, data, problems.split(settings, data))
 
 
-def configured(method, **algorithm):
+def configured(method, weight=None, **algorithm):
     return config.parse({
-        "seed": 0, "data": {"name": "x.npz", "nodes": 2, "person": "p", "rows_per_person": 4},
+        "seed": 0, "data": {"name": "x.npz", "nodes": 2, "person": "p", "rows_per_person": 4, "rows_weight": weight},
         "model": {"name": "mlp", "hidden": 16}, "privacy": {"sigma": 0.1, "clip": 0.5},
         "algorithm": {"name": method, "batch": 5, "steps": 8} | algorithm,
     })  # fmt: skip
@@ -299,7 +319,7 @@ def released(spec, absent, *, messages):
     people = len(learning.inputs[0]) - 1
     block = _ZeroedOut(
         mechanisms=spec.mechanisms, inputs=learning.inputs, targets=learning.targets, gradient=gradient,
-        random=Everybody(len(present), people), step_size=lambda _k: 1.0, present=present,
+        random=Everybody(len(present), people), weights=learning.weights, step_size=lambda _k: 1.0, present=present,
         taken=torch.zeros_like(present),
     )  # fmt: skip
     algorithm = spec.algorithm(block, spec.settings)
@@ -327,7 +347,8 @@ PRIVATE = [name for name in ALGORITHMS if ALGORITHMS[name].private]
 
 @pytest.mark.parametrize(
     ("method", "algorithm"),
-    [*((name, {}) for name in PRIVATE), ("privsgp-vr", {"difference_clip": 0.1}), ("dp-srm", {"alpha": 0.5})],
+    [*((name, {}) for name in PRIVATE), ("privsgp-vr", {"difference_clip": 0.1}), ("dp-srm", {"alpha": 0.5})]
+    + [(name, {"weight": "w"}) for name in METHODS],
 )
 def test_removing_a_person_moves_a_release_by_at_most_the_counted_shift(method, algorithm):
     settings = configured(method, **algorithm)

@@ -181,6 +181,34 @@ def test_a_person_pays_for_training_or_for_the_evaluation(place):
     assert spent == [{2}, {1}]
 
 
+def test_a_split_that_keeps_everybody_is_found(place, monkeypatch):
+    """Planted: the evaluation counts persons that the run trained on, by another side or another column."""
+    with_persons(place)
+    train(place, *PERSONS)
+    with monkeypatch.context() as planted:
+        planted.setattr(problem, "side", lambda _dataset, rows, _asked, *, held_out: rows)
+        ran = evaluate(place, *PERSONS, file="run.toml")
+        assert (ran.code, "holds out other records now than it did" in ran.err) == (2, True)
+    ran = runs.command("train", place / "run.toml", "--out", place / "all", *PERSONS[:-2])
+    assert ran.code == 0, ran.err
+    ran = runs.command("evaluate", place / "all", place / "{site}.csv", "--private", "--set", 'data.person="row"')
+    assert (ran.code, "counts persons by 'who'" in ran.err) == (2, True)
+
+
+def test_a_later_split_by_another_key_adds_up(place):
+    """Whom the first study holds out and evaluates, the second trains on: both are charged."""
+    with_persons(place)
+    train(place, *PERSONS)
+    assert evaluate(place, *PERSONS, file="run.toml").code == 0
+    held = of_persons(place, held_out=True)
+    other = (*PERSONS, "--set", 'evaluation.key="other"')
+    ran = runs.command("train", place / "run.toml", "--out", place / "later", *other)
+    assert ran.code == 0, ran.err
+    assert "are held out by 'held'" in runs.unwrapped(ran.err)
+    spent = {Book().spent_on(one.hashes[[i]], "zero-out, one person").epsilon for one in held for i in range(40)}
+    assert spent == {2, 3}
+
+
 def test_two_models_on_the_same_held_out_persons_are_two_releases(place):
     """A comparison: held-out persons pay for both evaluations, all others for both trainings."""
     with_persons(place)
@@ -227,7 +255,9 @@ def test_persons_that_were_trained_on_are_refused(place):
 def test_two_evaluations_are_two_releases(place):
     """Planted: the same noise for two releases."""
     train(place, "--set", "privacy.epsilon=1.0", "--set", "privacy.sigma=")
-    first, second = (json.loads(evaluate(place, "--json").out) for _ in range(2))
+    ran = [evaluate(place, "--json") for _ in range(2)]
+    assert "2 evaluations of this run are 2 releases: together ε = 4, δ = 0.0002" in runs.unwrapped(ran[1].err)
+    first, second = (json.loads(one.out) for one in ran)
     values = [[one["value"] for one in found["metrics"]] for found in (first, second)]
     assert values[0] != values[1]
     (held,) = {Book().spent_on(one.hashes, "zero-out").epsilon for one in records(place, "test-{site}.csv")}

@@ -247,16 +247,6 @@ def test_a_graph_that_cannot_be_is_refused_before_anything_is_written(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize(("clip", "share"), [(1e-6, 1.0), (1e6, 0.0)])
-def test_how_often_the_clip_is_reached_stays_at_the_site(tmp_path, clip, share):
-    _run(_config(runs.SMALL, privacy__clip=clip, algorithm__steps=2), tmp_path / "run")
-    kept = tmp_path / "run" / "private" / "clip.json"
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    assert json.loads(kept.read_text())["clip_reached"] == [{"start": share, "end": share}] * 4
-    outside = [path for path in kept.parents[1].rglob("*") if path.is_file() and "private" not in path.parts]
-    assert not any(b"clip_reached" in path.read_bytes() for path in outside)
-
-
 def test_a_model_worse_than_the_base_rate_is_warned_of(tmp_path, caplog):
     _run(_config(runs.SMALL, privacy__sigma=50.0, algorithm__steps=2), tmp_path / "run")
     assert any("worse than predicting the base rate" in line for line in caplog.messages)

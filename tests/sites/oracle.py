@@ -74,6 +74,9 @@ class Replayed(Transport):
             self.sent.setdefault(target, {})[k] = share_of
             self.sky.put((self.node, target, k), self.outgoing.message(k, [link]).clone())
             grown.append(self.outgoing.sums[0, link] - before)
+        for link, target in enumerate(self.targets):
+            if target not in self.log[k]["sent"]:  # through a relay a message without a share may have left
+                self.sky.put((self.node, target, k), self.outgoing.message(k, [link]).clone())
         mixed = rows * (1 - given) if self.rounding is None else kept(x, rows, [0] * len(grown), grown)
         for source, step in self.log[k]["taken"]:
             news = self.sky.get((source, self.node, step))

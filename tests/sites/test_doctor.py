@@ -13,8 +13,6 @@ import time
 from functools import partial
 from types import SimpleNamespace
 from unittest import mock
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import grpc
 import numpy as np
@@ -40,7 +38,7 @@ from privsgp.sites.protocol.gossip import Gossip
 from privsgp.sites.protocol.mailbox import Outbox
 from privsgp.sites.protocol.outliers import Outliers
 from privsgp.sites.run import wire
-from privsgp.sites.status import metrics, state
+from privsgp.sites.status import state
 from privsgp.transport.link import Increment
 from runs import command, unwrapped
 
@@ -100,31 +98,6 @@ def test_the_doctor_talks_tls_1_3_only(three):
         thread.join()
     assert not found.fine
     assert "does not answer in TLS 1.3" in found.text
-
-
-def test_metrics_are_what_prometheus_reads(three, tmp_path):
-    folder = Folder(tmp_path / "run")
-    folder.path.mkdir()
-    folder.prepare()
-    network = wire(three.sites[0], three.agreement, folder)
-    network.audit.note("form", "basel", "x")
-    (port,) = free_ports(1)
-    with join._metrics(f"127.0.0.1:{port}", lambda: metrics(network, 1.23456)):
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-            said = answer.read().decode()
-        with pytest.raises(HTTPError) as error:
-            urlopen(f"http://127.0.0.1:{port}/", timeout=5)
-        error.value.close()
-    values = dict(line.rsplit(" ", 1) for line in said.splitlines() if not line.startswith("#"))
-    assert values["privsgp_site_rounds"] == "22"
-    assert values['privsgp_site_epsilon{kind="spent"}'] == "1.235"  # rounded up
-    assert values['privsgp_site_refused_total{kind="form"}'] == "1"
-    assert values['privsgp_site_peer_step{site="cork"}'] == "0"
-    assert values['privsgp_site_link_failing{source="aachen",target="cork"}'] == "0"
-    assert 'privsgp_site_link_step{source="aachen",target="cork"}' not in values  # no message yet
-    assert said.count("# TYPE") == 13
-    with pytest.raises(Refused, match="--metrics"), join._metrics("9464", str):
-        pass
 
 
 def network_of(c, i):
@@ -220,22 +193,6 @@ def test_a_site_whose_own_certificate_has_expired_does_not_join(consortium, monk
     with pytest.raises(Refused, match="the certificate of this site expired at"):  # from Python too
         join.join(c.study, c.files[0], home=c.sites[0].home, out=c.out(0))
     assert not (c.out(0) / "signatures.json").exists()
-
-
-def test_the_metrics_of_a_run_show_what_is_spent_and_agreed_on(consortium, monkeypatch):
-    c, shown = consortium(privacy={"sigma": None, "epsilon": 3.0}, algorithm={"steps": 3}), []
-
-    @contextlib.contextmanager
-    def asked(_address, made):
-        shown.append(made())
-        yield
-
-    monkeypatch.setattr(join, "_metrics", asked)
-    monkeypatch.setattr(join, "_wait_for_signatures", mock.Mock(side_effect=Interrupted(0)))
-    with pytest.raises(Interrupted):
-        join.join(c.study, c.files[0], home=c.sites[0].home, out=c.out(0))
-    assert 'privsgp_site_epsilon{kind="spent"} 0' in shown[0]
-    assert 'privsgp_site_epsilon{kind="budget"} 3' in shown[0]
 
 
 @pytest.mark.parametrize(("version", "accepted"), [(ssl.TLSVersion.TLSv1_2, False), (ssl.TLSVersion.TLSv1_3, True)])
@@ -438,7 +395,7 @@ def test_the_doctor_knows_the_relay(consortium):
     aachen.server.start(c.sites[0].listen)
     try:
         ran = command("doctor", c.study, "--home", c.sites[1].home)
-        assert "their messages travel through the relay relay" in unwrapped(ran.out)
+        assert "dials out only" in unwrapped(ran.out)
         assert ran.code == 0, ran.out
         assert "relay" not in findings(c, 0)  # aachen can be dialled: it has no use for it
         assert "is the relay of study" in {one.what: one for one in examine(relay, c.agreement)}["roster"].text
@@ -456,7 +413,7 @@ def test_another_server_shows(consortium):
     intercepting.server.start(c.sites[2].listen)  # at cork's address
     try:
         found = findings(c)["cork"].text
-        assert "shows another key than the card of cork (issued by CN=basel authority)" in found
+        assert "shows another key than the card of cork" in found
     finally:
         intercepting.server.stop()
 
@@ -494,8 +451,6 @@ def test_join_without_a_budget_book_signs_nothing(three, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["join", "relay"])
 def test_all_that_is_logged_can_be_json(three, tmp_path, monkeypatch, name):
-    from privsgp.errors import Interrupted
-
     def stopped(*_, say, **__):
         say("waiting for cork")
         logging.getLogger("privsgp.sites.transport").warning("step 3 waits", extra={"step": 3})

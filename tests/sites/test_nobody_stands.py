@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import grpc
 import numpy as np
 import pytest
+import torch
 from consortium import Consortium
 from one_thread import World
 from test_mailbox import frame
@@ -18,7 +19,7 @@ from test_mailbox import frame
 from privsgp.sites.canonical import canonical
 from privsgp.sites.net.client import Client
 from privsgp.sites.protocol.frames import Rejected
-from privsgp.sites.protocol.gossip import Gossip, progress_text
+from privsgp.sites.protocol.gossip import Gossip
 from privsgp.sites.protocol.mailbox import Outbox
 from privsgp.sites.study import Limits
 from privsgp.sites.transport import SitesTransport
@@ -104,60 +105,16 @@ def test_who_finished_is_past_every_step(studies):
     assert not aachen.may_still_send(1, 3, 11)
 
 
-def test_of_sites_that_never_speak_to_each_other_others_pass_it_on(studies):
+def test_a_site_that_is_not_there_gets_a_message_without_a_share_through_the_relay_only(studies):
+    """Nobody tells it that none will come."""
     c = studies["relay"]
-    aachen, basel = member(c, 0), member(c, 1)
-    says_hello(aachen, basel)
-    assert basel.may_still_send(2, 3, 5)
-    says_hello(member(c, 2, step=9, sent={0: 8, 1: 3}), aachen)
-    says_hello(aachen, basel)
-    assert not basel.may_still_send(2, 3, 8)
-    assert basel.may_still_send(2, 2, 5)
-    assert 2 not in member(c, 0).hello(1)["passed_on"]
-
-
-def test_nobody_speaks_for_a_site_that_speaks_for_itself(studies):
-    aachen, c = member(studies["open"], 0), studies["open"]
-    says_hello(member(c, 1, step=2), aachen)
-    vow = c.sites[1].sign(b"progress", progress_text(c.agreement.run, 0, 12, -1)).hex()
-    pass_on(c, aachen, 2, {"1": [12, -1, vow]})
-    assert aachen.may_still_send(1, -1, 5)
-
-
-@pytest.mark.parametrize("lie", [(2**53, -1), (9, -1), (8, -1), (2**53, 2**53), (9, 2**53)])
-@pytest.mark.parametrize("whose", ["nobody", "the liar", "for another"])
-def test_what_a_site_has_sent_nobody_else_can_say(studies, lie, whose):
-    """Who could would have others go on without messages that come, or wait for what never does."""
-    c = studies["relay"]
-    basel, cork = member(c, 1), member(c, 2, step=9, sent={1: 8})
-    signed = {"nobody": None, "the liar": (0, 1), "for another": (2, 0)}[whose]
-    vow = "0" * 128
-    if signed is not None:
-        vow = c.sites[signed[0]].sign(b"progress", progress_text(c.agreement.run, signed[1], *lie)).hex()
-    pass_on(c, basel, 0, {"2": [*lie, vow]})
-    assert basel.may_still_send(2, 3, 8)  # as before anything was heard
-    says_hello(cork, aachen := member(c, 0))
-    says_hello(aachen, basel)
-    assert basel.may_still_send(2, 7, 8)
-    assert not basel.may_still_send(2, 8, 8)
-    pass_on(c, basel, 0, {"2": [*lie, vow]})
-    assert basel.may_still_send(2, 7, 8)
-    assert not basel.may_still_send(2, 8, 8)
-
-
-def test_a_relay_that_is_no_member_cannot_say_it_either(studies):
-    c = studies["relay"]
-    basel, relay = member(c, 1), Gossip(c.agreement, -1, 1, "")
-    relay.learn(2, canonical(member(c, 2, step=9, sent={1: 3}).hello(-1)))
-    said = relay.hello(1)
-    basel.learn_from_relay(canonical(said | {"passed_on": {2: [12, *said["passed_on"][2][1:]]}}))
-    assert basel.may_still_send(2, 3, 8)
-    basel.learn_from_relay(canonical(said))
-    assert not basel.may_still_send(2, 3, 8)
-
-
-def pass_on(c, to, liar, told):
-    to.learn(liar, canonical(member(c, liar).hello(to.node) | {"passed_on": told}))
+    transport = SitesTransport(c.sites[1], member(c, 1), Outbox(4))
+    x, w = torch.ones(1, c.agreement.weights), torch.ones(1, dtype=torch.float64)
+    (message,) = transport.prepare(0, x, w)
+    assert message.header.target == 2
+    assert not message.sums().any()
+    assert transport._sent_at(0) == []
+    assert float(transport._gathered(x, w, [], [])[1]) == 1
 
 
 def test_what_a_process_took_that_has_died_since_is_sent_again(studies):

@@ -248,7 +248,7 @@ def test_who_leaves_takes_its_own_part_and_the_rest_agree_on_the_average_of_thei
     ends = c.end(0, 1, 2)
     z, w = lockstep(c)  # nobody leaves there: its sums are those of the run until the goodbye
     held = load_file(c.out(3) / "private" / "checkpoint-3-3.safetensors")
-    kept = float(held["memory.links.kept"][0])
+    kept = 1 - float(held["memory.links.given"].sum())
     rest = sum(w) - kept * float(held["w"][0])
     np.testing.assert_allclose(sum(end["site"]["w"] for end in ends), rest, rtol=1e-12)
     own = flat(c, held["x"])[0] * kept

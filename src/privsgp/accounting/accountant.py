@@ -3,8 +3,8 @@
 Every mechanism becomes a list of releases: sampled Gaussians, SAGA releases, and those of a person at sites that share
 noise. Together they become one curve δ(ε). Gaussians add up exactly; the rest is composed as privacy-loss
 distributions. Before any ε is returned, two other readings of the mechanism bracket it. It may not exceed the Rényi
-bound (`renyi_bound`). It may not lie below the ε that an observer certainly learns (`lower_bound`). Each process
-computes every ε itself: a file could hold a smaller one.
+bound (`renyi_bound`). It may not lie below the ε that an observer certainly learns (`lower_bound`). These two can only
+refuse an ε: none is ever replaced by theirs. Each process computes every ε itself: a file could hold a smaller one.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import math
 import operator
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from privsgp.accounting import lower_bound, mechanisms, renyi_bound
 from privsgp.accounting import sampler_cost as sampler
 from privsgp.accounting.curve import Curve, Gaussian, Group, Sampled
 from privsgp.accounting.mechanisms import (
-    Accountant,
     Anchored,
     Composed,
     Continued,
@@ -59,19 +58,11 @@ class Disagreement(Refused):
         super().__init__(what, "no ε is given; report this: two independent computations contradict each other")
 
 
-@dataclass(frozen=True)
-class _Spent:
-    """The guarantee for one sample: (ε, δ) under a relation, the accountant, and its assumptions in words.
-
-    `epsilon` is `math.inf` where no finite bound is known; `rdp_epsilon` is the second opinion, never smaller.
-    """
+class _Spent(NamedTuple):
+    """ε of one sample, `math.inf` where no finite bound is known, and the second opinion, which changes nothing."""
 
     epsilon: float
-    delta: float
-    relation: Relation
-    accountant: Accountant
     rdp_epsilon: float
-    assumptions: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -92,16 +83,13 @@ def epsilon(mechanism: Mechanism, steps: int, delta: float, relation: Relation =
 
     Guarantee: the node's messages of the whole run are (ε, δ)-differentially private under the relation, against an
     adversary who sees all of them and chooses everything else, adaptively.
-    Assumes: what `_Spent.assumptions` says; the parameters were fixed before the run.
+    Assumes: what `accounting.assumptions` says; the parameters were fixed before the run.
     """
     steps = check(steps, delta, relation)
     run = _run(mechanism, steps, relation)
     if run is None:
-        value = second = math.inf
-    else:
-        value, second = _counted(run, mechanism, steps, delta, relation)
-    words = assumptions(mechanism, steps, relation)
-    return _Spent(float(min(value, second)), delta, relation, "certified", second, words)
+        return _Spent(math.inf, math.inf)
+    return _Spent(*_counted(run, mechanism, steps, delta, relation))
 
 
 def profile(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -> Curve:
@@ -143,25 +131,6 @@ def check(steps: int, delta: float, relation: str) -> int:
     if relation not in get_args(Relation):
         raise Refused(f"relation = {relation!r}", "take 'zero-out' or 'replace-one'")
     return count
-
-
-def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> tuple[str, ...]:
-    """Return in words what the ε of this run rests on."""
-    neighbours = "is zeroed out" if relation == "zero-out" else "is replaced by any other"
-    unit, many = "one sample", "samples"
-    if (person := mechanism.person) is not None:
-        unit, many = person.unit, "persons"
-    words = [
-        f"neighbours differ in {unit} of this node, which {neighbours}; the number of {many} is public",
-        f"{steps} releases with fresh noise of standard deviation {mechanism.sigma:.10g} per coordinate, and no others",
-        "clip, batch, noise and number of releases were fixed before the run",
-    ]
-    words += mechanism.assumptions()
-    if _grouped(_bases(mechanism, 1), relation):
-        words.append("replace-one follows from zero-out by group privacy: 2ε and (1 + e^ε) δ")
-    if _linked(mechanism, relation) > 1:
-        words.append("several sites that share noise follow from one by group privacy: s ε and (1 + e^ε + …) δ")
-    return tuple(words)
 
 
 def _counted(run: _Run, mechanism: Mechanism, steps: int, delta: float, relation: Relation) -> tuple[float, float]:

@@ -129,10 +129,6 @@ class Mechanism:
         """Return all that is counted, as plain values for ledgers and JSON (an infinite clip is None)."""
         raise NotImplementedError
 
-    def assumptions(self) -> list[str]:
-        """Return in words what the guarantee of such a release rests on."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True, kw_only=True)
 class Release(Mechanism):
@@ -162,25 +158,6 @@ class Release(Mechanism):
         values = {"mechanism": type(self).__name__} | dataclasses.asdict(self)
         return {k: None if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()}
 
-    def assumptions(self) -> list[str]:
-        """Say how gradients are clipped, how samples are drawn, and how noise is computed."""
-        slack = "; sums are taken as exact (κ = 0), where a run counts what its arithmetic may be off by"
-        if self.kappa:
-            slack = f", and counted as {self.radius:.10g}: arithmetic may be off by κ = {self.kappa:.3g}"
-        noise = "noise is taken as ideal, where a run counts what its sampler in float64 costs"
-        if self.coordinates:
-            noise = f"noise of {self.coordinates:,} coordinates is computed in float64 and rounded to a grid: counted"
-        clipped = f"each sample's gradient is clipped to norm {self.clip:.10g} as a whole{slack}"
-        return [clipped, self._drawn(), noise]
-
-    def _drawn(self) -> str:
-        if self.sampling == "fixed":
-            return "batches of fixed size: counted without amplification, as if the sample were drawn every time"
-        return (
-            f"every sample is drawn by its own secret coin with probability {self.rate:.6g}; "
-            f"sums are divided by the constant {self.batch:g}"
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Unprotected(Release):
@@ -188,10 +165,6 @@ class Unprotected(Release):
 
     sigma: NotNegative = 0.0
     clip: Annotated[float, Field(gt=0)] = math.inf
-
-    def assumptions(self) -> list[str]:
-        """Say that there is no guarantee."""
-        return ["nothing is clipped and no noise is added: there is no guarantee"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,11 +200,6 @@ class Saga(Release):
         reach = min(self.difference_clip or math.inf, 2 * self.clip)
         return (self.clip / self.samples + reach * weight) * (1 + self.kappa)
 
-    def assumptions(self) -> list[str]:
-        """Name θ too."""
-        weight = f"differences from the table have the weight θ = {self.difference_scale:.6g} in a message"
-        return super().assumptions() + ([weight] if self.difference_scale < 1 else [])
-
 
 @dataclass(frozen=True, kw_only=True)
 class Gaussian(Release):
@@ -247,9 +215,6 @@ class Gaussian(Release):
         """G (1 + κ) / J."""
         return self.radius / self.samples
 
-    def _drawn(self) -> str:
-        return "every release is a mean over all samples: it does not matter how samples are drawn"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sag(Gaussian):
@@ -257,9 +222,6 @@ class Sag(Gaussian):
 
     auditable: ClassVar[bool] = True
     has_table: ClassVar[bool] = True
-
-    def _drawn(self) -> str:
-        return "every release is the mean of the updated table: it does not matter how samples are drawn"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,15 +294,6 @@ class Anchored(Release):
         unsure = min(steps, self.spare)
         anchors = self.anchors(steps - unsure)
         return Composed(((self.anchor, anchors + unsure), (self.difference, steps - anchors)))
-
-    def assumptions(self) -> list[str]:
-        """Say which releases are anchors, and how many may be made again."""
-        turn = "the first release" if self.period is None else f"the first of every {self.period} releases"
-        mean = f"is a mean over {self.anchor.batch:g} samples with noise {self.anchor.sigma:g}"
-        again = f"up to {self.spare} steps made again after a crash, each counted as both kinds of release"
-        return [
-            *super().assumptions(), f"{turn} {mean}; the others are differences", *([again] if self.spare else []),
-        ]  # fmt: skip
 
     def _mean(self, sigma: float, clip: float, batch: float) -> SampledMean:
         return SampledMean(
@@ -423,15 +376,6 @@ class Shared(Wrapper):
         """Itself."""
         return self
 
-    def assumptions(self) -> list[str]:
-        """Say who has to be honest."""
-        words = (
-            f"noise is shared with {self.partners} nodes: ε holds as long as {self.honest} nodes, this one included, "
-            "are honest and have no other use for what they share, whatever all others do together; it is "
-            "computational (X25519, ChaCha20)"
-        )
-        return [*self.base.assumptions(), words]
-
 
 @dataclass(frozen=True)
 class Summed(Wrapper):
@@ -451,14 +395,6 @@ class Summed(Wrapper):
     def summed_nodes(self) -> int:
         """`nodes`."""
         return self.nodes
-
-    def assumptions(self) -> list[str]:
-        """Say what is seen."""
-        words = (
-            f"only the sum of {self.nodes} nodes' messages is seen (secure aggregation): "
-            "each of them adds this noise, and none tells others what it added"
-        )
-        return [*self.base.assumptions(), words]
 
 
 @dataclass(frozen=True)
@@ -494,17 +430,6 @@ class Continued(Wrapper):
     def phases(self, steps: int) -> list[tuple[Mechanism, int]]:
         """Return the releases of this run, and those of the earlier ones."""
         return [(self.base, steps), *self.earlier]
-
-    def assumptions(self) -> list[str]:
-        """Say what was released before."""
-        words = (f"{count} releases of an earlier run count as well: {_noise_of(one)}" for one, count in self.earlier)
-        return [*self.base.assumptions(), *words]
-
-
-def _noise_of(earlier: Mechanism) -> str:
-    """Return in words how much noise an earlier run had."""
-    noise = f"noise of standard deviation {earlier.sigma:.10g}"
-    return noise if earlier.shared is None else f"{noise}, if {earlier.shared.honest} of its nodes were honest"
 
 
 @dataclass(frozen=True)
@@ -559,12 +484,6 @@ class PersonLevel(Wrapper):
     def at_sites(self, sites: int) -> PersonLevel:
         """Return the same for a person at so many sites."""
         return dataclasses.replace(self, sites=sites)
-
-    def assumptions(self) -> list[str]:
-        """Say what a person is, and at how many sites."""
-        rows = f"a sample is a person: the mean of the gradients of up to {self.rows} rows is clipped as one"
-        many = f"a person has rows at up to {self.sites} sites, and the noise of each is as counted here"
-        return [*self.base.assumptions(), rows, *([many] if self.sites > 1 else [])]
 
 
 _WRAPPERS: tuple[type[Wrapper], ...] = (Summed, Shared, Continued, PersonLevel)

@@ -107,7 +107,7 @@ class Cost:
 def _length(mechanism: Mechanism) -> float:
     """Return what the mean without noise is long at most, in σ: 2G for each of J samples over b, and G for a table.
 
-    Infinite where float64 has no room for products with σ, or for a grid of σ/16 (`noise.snap_` refuses it too).
+    Infinite where float64 has no room for products with σ, or for a grid of σ/16 (`noise.spacing` refuses it too).
     """
     batch, sigmas = min(kind.batch for kind in mechanism.kinds), [kind.sigma for kind in mechanism.kinds]
     if not SIGMAS[0] <= min(sigmas) <= max(sigmas) <= SIGMAS[1]:

@@ -150,6 +150,7 @@ class Block:
     random: Randomness
     step_size: Callable[[int], float]
     update_rule: UpdateRule | None = None  # what is made of a noised direction; None: nothing
+    weights: Tensor | None = None  # of the rows of persons, [m, J + 1, rows]; None: all have the same
     recorded: Callable[[Direction, Kept], Direction] = as_it_is  # on a GPU: its launches are recorded and replayed
 
     @property
@@ -202,7 +203,8 @@ class Block:
         """
         from privsgp.gradients.per_sample import gather
 
-        g = self.gradient(z, gather(self.inputs, drawn.rows), gather(self.targets, drawn.rows))
+        given = (t for t in (self.inputs, self.targets, self.weights) if t is not None)
+        g = self.gradient(z, *(gather(t, drawn.rows) for t in given))
         if prepare is not None:
             g = prepare(g)
         g.clip_(self.mechanisms[0].clip, drawn.mask, exact=self.exact)

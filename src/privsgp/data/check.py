@@ -13,7 +13,7 @@ import numpy as np
 from privsgp.data import dialect as dialects
 from privsgp.data import tables
 from privsgp.data.hashes import cells
-from privsgp.data.persons import PersonOptions
+from privsgp.data.persons import PersonOptions, canonical, in_forms
 from privsgp.data.schema import Category, Number
 from privsgp.data.schema_text import toml_key, toml_value
 from privsgp.errors import Refused
@@ -78,7 +78,10 @@ def check(path: Path, schema: Schema, *, person: str | None = None) -> Checked:
     y = tried(tables.encode_target) if {*schema.target.columns} <= {*there} else None
     counts = {name: one[1] for name, one in (*found.items(), (target, y)) if one is not None}
     odd = [*_counted(table, schema, counts), *_named(raw, schema, path, person)]
-    rows = [] if whose is None else list(Counter(whose.names).values())
+    forms = Counter() if whose is None else Counter(map(canonical, set(whose.names)))
+    if several := sum(count > 1 for count in forms.values()):
+        odd.append(Problem(f"column {person!r}: {in_forms(several)}", "if not, let them differ in more than that"))
+    rows = [] if whose is None else list(Counter(map(canonical, whose.names)).values())
     return Checked(
         table.num_rows, None if y is None else y[0], counts, refused + sorted(odd, key=lambda one: -one.share), rows
     )

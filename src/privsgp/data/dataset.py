@@ -32,10 +32,19 @@ _MORE = "give their number as data.classes, or store it in the file as `classes`
 
 
 class PersonRows(NamedTuple):
-    """For each row a hash of its person, of 128 bits [N, 2], and how many rows a person has at most."""
+    """For each row a hash of its person, of 128 bits [N, 2], and how many rows a person has at most.
+
+    `weights` are the shares of rows in their person's mean [N]; None: all rows of a person have the same.
+    """
 
     hashes: NDArray[np.uint64]
     most: int
+    weights: NDArray[np.float32] | None = None
+
+    def taken(self, rows: NDArray[np.int64]) -> PersonRows:
+        """Return whose some of the rows are."""
+        weights = None if self.weights is None else self.weights[rows]
+        return self._replace(hashes=self.hashes[rows], weights=weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +85,7 @@ class Dataset:
     def taken(self, rows: NDArray[np.int64], persons: PersonRows | None = None) -> Dataset:
         """Return some of the rows, in this order; `persons` says whose they are if that was not known."""
         if persons is None and self.persons is not None:
-            persons = self.persons._replace(hashes=self.persons.hashes[rows])
+            persons = self.persons.taken(rows)
         known = None if self.rows is None else self.rows[rows]
         return replace(self, x=self.x[rows], y=self.y[rows], rows=known, persons=persons)
 
@@ -154,8 +163,13 @@ def pool(sites: Sequence[Dataset], name: str, classes: int | None) -> tuple[Data
     if len(known := [site.rows for site in sites if site.rows is not None]) == len(sites):
         pooled = replace(pooled, rows=np.concatenate(known))
     if len(whose := [site.persons for site in sites if site.persons is not None]) == len(sites):
-        hashes = np.concatenate([persons.hashes for persons in whose])
-        pooled = replace(pooled, persons=whose[0]._replace(hashes=hashes))
+        weights = [persons.weights for persons in whose if persons.weights is not None]
+        every = PersonRows(
+            np.concatenate([persons.hashes for persons in whose]),
+            whose[0].most,
+            np.concatenate(weights) if weights else None,
+        )
+        pooled = replace(pooled, persons=every)
     if tested := [(site.x_test, site.y_test) for site in sites if site.x_test is not None]:
         pooled = replace(
             pooled, x_test=np.concatenate([x for x, _ in tested]), y_test=np.concatenate([y for _, y in tested])
@@ -279,12 +293,14 @@ class StackedData:
     """`inputs` [m, Jmax + 1, ...], `targets` [m, Jmax + 1, ...] and the number of real rows of each node, J_i.
 
     The last row belongs to nobody: zeros, target 0. Where a sample is a person with several rows, both are
-    [m, Jmax + 1, most, ...], and rows that are nobody's have the target −1, or NaN.
+    [m, Jmax + 1, most, ...], and rows that are nobody's have the target −1, or NaN. `weights` [m, Jmax + 1, most] are
+    shares of rows in their person's mean; None: all rows of a person have the same.
     """
 
     inputs: torch.Tensor
     targets: torch.Tensor
     samples: list[int]
+    weights: torch.Tensor | None = None
 
 
 def stack(dataset: Dataset, parts: Sequence[NDArray[np.int64]]) -> StackedData:
@@ -303,10 +319,14 @@ def stack(dataset: Dataset, parts: Sequence[NDArray[np.int64]]) -> StackedData:
     targets = torch.zeros(shape + dataset.y.shape[1:], dtype=torch.int64 if whole else torch.float32)
     if most > 1:
         targets.fill_(-1 if whole else math.nan)
+    shares = None if dataset.persons is None or most == 1 else dataset.persons.weights
+    weights = None if shares is None else torch.zeros(shape)
     for node, rows in enumerate(parts):
         first = dataset.first_rows(rows)
         sample = np.cumsum(first) - 1
         place = (node, sample, np.arange(len(rows)) - np.flatnonzero(first)[sample])[: len(shape)]
         inputs.numpy()[place] = dataset.x[rows]
         targets.numpy()[place] = dataset.y[rows]
-    return StackedData(inputs, targets, samples)
+        if shares is not None and weights is not None:
+            weights.numpy()[place] = shares[rows]
+    return StackedData(inputs, targets, samples, weights)

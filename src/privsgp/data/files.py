@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import zipfile
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from privsgp.data.dataset import Array
+    from privsgp.data.dataset import Array, Task
+    from privsgp.data.hashes import Hashes
+    from privsgp.data.persons import Named
 
 NPZ = ("x", "y", "x_test", "y_test", "classes")
 # The errors of zipfile, zlib and NumPy for a damaged or crafted file.
@@ -25,6 +27,24 @@ _SPOILT = (
     OSError, ValueError, TypeError, AttributeError, EOFError, KeyError, IndexError, OverflowError, MemoryError,
     RecursionError, SyntaxError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
+
+
+class Found(NamedTuple):
+    """The unchecked content of a file or frame; `classes` and `task` where it says what they are.
+
+    `notes` is what happened to single values of it, for the site's own eyes. Of a table row i of `x` and `y` follows
+    from row i of the table and the schema alone, and `rows` are hashes of the rows in the file (`hashes.row_hashes`).
+    """
+
+    x: Array
+    y: Array | None = None
+    x_test: Array | None = None
+    y_test: Array | None = None
+    classes: Any = None
+    task: Task | None = None
+    notes: Sequence[str] = ()
+    rows: Hashes | None = None
+    named: Named | None = None  # whose rows they are
 
 
 def read_npz(path: Path, needed: Sequence[str] = ("x", "y"), known: Sequence[str] = NPZ) -> dict[str, Array]:

@@ -15,10 +15,10 @@ import numpy as np
 
 from privsgp.data import tables
 from privsgp.data.dataset import Dataset, Task, from_arrays, pool, with_classes, with_tests
-from privsgp.data.files import read_npz
+from privsgp.data.files import Found, read_npz
 from privsgp.data.hashes import hashes
 from privsgp.data.images import ImageOptions, class_folders, persons_of_images, read_bare_images, read_images
-from privsgp.data.persons import Named, PersonOptions, grouped, named
+from privsgp.data.persons import Named, PersonOptions, grouped, in_forms, named
 from privsgp.data.published import PUBLISHED, data_folder
 from privsgp.data.same_records import in_common
 from privsgp.data.schema import MISSING
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from privsgp.data.dataset import Array, Targets
+    from privsgp.data.dataset import Targets
     from privsgp.data.hashes import Hashes
     from privsgp.data.schema import Schema
 
@@ -96,23 +96,6 @@ def is_file(name: str) -> bool:
     return name.endswith(".npz") or is_table(name)
 
 
-class Found(NamedTuple):
-    """The unchecked content of a file or frame; `classes` and `task` where it says what they are.
-
-    `notes` is what happened to single values of it, for the site's own eyes.
-    """
-
-    x: Array
-    y: Array | None = None
-    x_test: Array | None = None
-    y_test: Array | None = None
-    classes: Any = None
-    task: Task | None = None
-    notes: Sequence[str] = ()
-    rows: Hashes | None = None  # of a table
-    named: Named | None = None  # whose rows they are
-
-
 class LoadedData(NamedTuple):
     """The content of a file or frame, checked except for the range of its labels; otherwise as `Found`."""
 
@@ -133,7 +116,7 @@ def read_frame(frame: object, where: str, task: Task, form: Form, *, own: bool =
     """Take a data frame or an Arrow table by its schema; `own` as for `read_file`."""
     schema = _needed(form.schema, where)
     table = tables.of_frame(frame, schema, where, own=own, persons=form.persons)
-    return _checked(_encoded(table, schema, where), where, task, form)
+    return _checked(table, where, task, form)
 
 
 def _checked(found: Found, where: str, task: Task, form: Form) -> LoadedData:
@@ -158,23 +141,21 @@ def by_person(dataset: Dataset, found: Named | None, options: PersonOptions) -> 
         remedy = "leave data.person out, or bring a file that says it"
         raise Refused(f"{dataset.name} does not say whose its rows are", remedy)
     most, made = options.rows_per_person, grouped(dataset, found, options)
-    several = f"{dataset.name}: {made[1]:,} persons have more than {most} rows, and {most} of each are used"
-    return made[0], [several] if made[1] else []
+    cut = f"{dataset.name}: {made.cut:,} persons have more than {most} rows, and {most} of each are used"
+    forms = f"{dataset.name}: {in_forms(made.forms)}"
+    return made.dataset, [line for line, count in ((cut, made.cut), (forms, made.forms)) if count]
 
 
 def read_arrays(path: Path, form: Form, *, labelled: bool = True, own: bool = False) -> Found:
     """Return what a file or folder holds. Without `labelled` targets need not be there."""
     if form.text is not None and path.suffix in TEXTS:
-        labels = form.text.labels
-        texts = read_texts(path, form.text, labelled=labelled, persons=form.persons, own=own)
-        count = None if labels is None else len(labels)
-        return Found(texts.x, texts.y, classes=count, notes=texts.notes, named=texts.named)
+        return read_texts(path, form.text, labelled=labelled, persons=form.persons, own=own)
     if path.is_dir() or (form.images is not None and path.suffix != ".npz"):
         return _read_images(path, form, labelled=labelled)
     if is_table(path.name):
         schema = _needed(form.schema, str(path))
         persons = form.persons if labelled else None
-        return _encoded(tables.read(path, schema, labelled=labelled, own=own, persons=persons), schema, str(path))
+        return tables.read(path, schema, labelled=labelled, own=own, persons=persons)
     if path.suffix in TEXTS:
         remedy = 'name it: [data.text] column = "text", from Python text={"column": "text"}'
         raise Refused(f"{path} has no column of texts", remedy)
@@ -185,18 +166,8 @@ def read_arrays(path: Path, form: Form, *, labelled: bool = True, own: bool = Fa
 
 
 def _named(path: Path, persons: PersonOptions) -> Named:
-    """Read whose rows an .npz file has, and when they are from."""
-    wanted = [key for key in (persons.person, persons.rows_date) if key is not None]
-    found = read_npz(path, wanted, wanted)
-    dates = None if persons.rows_date is None else found[persons.rows_date]
-    return named(found[wanted[0]], dates, MISSING, f"{path}: {wanted[0]}")
-
-
-def _encoded(table: tables.Table, schema: Schema, where: str) -> Found:
-    notes = [f"{where}: {line}" for line in table.notes]
-    return Found(
-        table.x, table.y, classes=schema.classes, task=schema.task, notes=notes, rows=table.rows, named=table.named
-    )
+    """Read whose rows an .npz file has, when they are from and what they weigh."""
+    return named(read_npz(path, persons.columns, persons.columns), persons, MISSING, str(path))
 
 
 def _read_images(path: Path, form: Form, *, labelled: bool) -> Found:

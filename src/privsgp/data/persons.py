@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,16 +22,20 @@ from privsgp.errors import Refused
 from privsgp.options import Options, option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
 _DIGITS = 40  # of an identifier that is a number: with more it is a text
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]\d{1,2})?")  # as programs write numbers: "7e1" and "1_1" are texts
 _DATE = re.compile(r"\s*(\d{4})-(\d\d)-(\d\d)(?:[T ].*)?")
+_SIGNS = {"Cf": "", "Cc": " ", "Pd": "-"}  # by Unicode category: without a width, controls, dashes
 _ROWS_OF_A_NAME = 20  # on average, in a column that is taken for names of persons whatever it is called
 NAMES = re.compile(  # what columns that name persons are often called
     r"(?i)^(.*[_ .-])?(id|pid|mrn|uid)$|^(patient|subject|person|participant)s?([_ .-]?(id|no|nr|number|code))?$"
 )
+BY_DATE = "write 2026-01-31 or a number, or take rows_choice = 'random'"
+BY_WEIGHT = "give each row a number above 0, or leave out rows_weight"
 MOST = 64  # rows of a person: the rounding bound of their sum is known up to there (docs/proofs/rounding.md)
 
 
@@ -50,6 +54,14 @@ class PersonOptions(Options):
         "random", "which rows of a person with more are used: by a hash of the row, or the latest by rows_date"
     )
     rows_date: str | None = option(None, "the column with dates (2026-01-31) or numbers: the latest is the largest")
+    rows_weight: str | None = option(
+        None, "the column with the weight of a row in its person's mean, above 0; left out: all rows weigh the same"
+    )
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns, keys or arrays that are read."""
+        return [name for name in (self.person, self.rows_date, self.rows_weight) if name is not None]
 
     def in_file_name(self, name: str) -> str:
         """Return the person in the name of a file, by the pattern `person`; "" where the name is another."""
@@ -59,27 +71,36 @@ class PersonOptions(Options):
 
 
 class Named(NamedTuple):
-    """The person of each row of a file and, if asked for, its date."""
+    """The person of each row of a file and, if asked for, its date and its weight."""
 
     names: Sequence[str]
     dates: NDArray[np.float64] | None = None
+    weights: NDArray[np.float64] | None = None
 
 
-def named(given: Any, dates: Any, missing: Sequence[str], where: str) -> Named:  # noqa: ANN401 - arrays
-    """Take identifiers from an array; refuse a row without one."""
+def named(found: Mapping[str, Any], options: PersonOptions, missing: Sequence[str], where: str) -> Named:
+    """Take identifiers, dates and weights from arrays by the names that `options` gives; refuse a row without one."""
     names = [
-        value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in np.asarray(given).tolist()
+        value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        for value in np.asarray(found[options.person or ""]).tolist()
     ]
     names = [str(value).strip() for value in names]
     if (nobody := [i for i, name in enumerate(names) if name in missing]) != []:
-        raise nameless(where, nobody[0], len(nobody))
+        raise nameless(f"{where}: {options.person!r}", nobody[0], len(nobody))
+    date, weight = options.rows_date, options.rows_weight
+    dates = None if date is None else _numbers(found[date], f"{where}: {date!r}: a date is none", BY_DATE)
+    weights = None if weight is None else _numbers(found[weight], f"{where}: {weight!r}: a weight is none", BY_WEIGHT)
+    return Named(names, dates, weights)
+
+
+def _numbers(given: Any, what: str, remedy: str) -> NDArray[np.float64]:  # noqa: ANN401 - arrays
     try:
-        known = None if dates is None else np.array([_number(date) for date in np.asarray(dates).tolist()])
+        known = np.array([_number(one) for one in np.asarray(given).tolist()])
     except (TypeError, ValueError):
         known = np.array([np.nan])
-    if known is not None and not np.isfinite(known).all():
-        raise Refused(f"{where}: a date is none", "write 2026-01-31 or a number, or take rows_choice = 'random'")
-    return Named(names, known)
+    if not np.isfinite(known).all():
+        raise Refused(what, remedy)
+    return known
 
 
 def _number(date: object) -> float:
@@ -104,17 +125,21 @@ def warning(name: str, count: int, rows: int) -> str:
 def canonical(name: str) -> str:
     """Return one form of an identifier: 7, 7.0, "07" and " 7" are one person.
 
-    Two persons whose identifiers have one form become one sample. That costs accuracy, and no privacy.
+    One person in two forms would be two samples, and so would two persons in one form be one: a person who leaves then
+    moves a release by up to twice the clip. So `grouped` counts the identifiers that a file writes in several forms.
     """
-    text = unicodedata.normalize("NFKC", name).casefold()
-    text = "".join(sign for sign in text if unicodedata.category(sign) != "Cf").strip()
-    try:
-        number = Decimal(text)
-    except InvalidOperation:
+    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+    text = "".join(_SIGNS.get(unicodedata.category(sign), sign) for sign in text)
+    text = " ".join(text.split())
+    if not _NUMBER.fullmatch(text) or len(text) > _DIGITS:
         return text
-    if not number.is_finite() or len(text) > _DIGITS or abs(number.adjusted()) > _DIGITS:
-        return text
+    number = Decimal(text)
     return format(number.normalize(), "f") if number else "0"
+
+
+def in_forms(count: int) -> str:
+    """Say that identifiers of so many persons are written in several forms."""
+    return f"the identifiers of {count:,} persons are written in several forms, like 7 and 007: each is one person"
 
 
 def nameless(where: str, row: int, count: int) -> Refused:
@@ -126,28 +151,50 @@ def nameless(where: str, row: int, count: int) -> Refused:
     )
 
 
-def grouped(dataset: Dataset, found: Named, options: PersonOptions) -> tuple[Dataset, int]:
-    """Return the rows that are used, ordered by person, and how many persons have more rows than that.
+class Grouped(NamedTuple):
+    """The rows that are used, ordered by person; how many persons have more rows, or more forms of an identifier."""
 
-    Guarantee: which rows of a person are used, and in which order, depends on that person's rows and `options` alone.
+    dataset: Dataset
+    cut: int
+    forms: int
+
+
+def grouped(dataset: Dataset, found: Named, options: PersonOptions) -> Grouped:
+    """Put the rows of each person together, and keep as many of them as are used.
+
+    Guarantee: which rows of a person are used, in which order and with which weights, depends on that person's rows and
+    `options` alone.
     """
-    names, most = np.array([canonical(name) for name in found.names], np.str_), options.rows_per_person or 1
-    if len(names) != len(dataset.x):
-        raise Refused(f"{dataset.name}: {len(names)} identifiers for {len(dataset.x)} rows", "give one to each row")
-    if found.dates is not None and found.dates.shape != names.shape:
-        raise Refused(f"{dataset.name}: dates of shape {found.dates.shape} for {len(names)} rows", "give each row one")
+    written, place = np.unique(np.array(found.names, np.str_), return_inverse=True)
+    one_form, most = np.array([canonical(name) for name in written.tolist()], np.str_), options.rows_per_person or 1
+    names, forms = one_form[place], np.unique(one_form, return_counts=True)[1]
+    for what, values in {"identifiers": names, "dates": found.dates, "weights": found.weights}.items():
+        if values is not None and values.shape != dataset.y.shape[:1]:
+            raise Refused(f"{dataset.name}: {len(values)} {what} for {len(dataset.y)} rows", "give one to each row")
+    if found.weights is not None and not (found.weights > 0).all():
+        raise Refused(f"{dataset.name}: a weight is not above 0", BY_WEIGHT)
     content = np.array([
         _hash(name.encode(), x.tobytes(), y.tobytes())[0]
         for name, x, y in zip(names.tolist(), dataset.x, dataset.y, strict=True)
     ])  # fmt: skip
     late = () if found.dates is None else (-found.dates,)
-    order = np.lexsort((content, *late, names))
+    weighs = () if found.weights is None else (found.weights,)
+    order = np.lexsort((*weighs, content, *late, names))
     starts = np.flatnonzero(changes(names[order]))
     rank = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
     kept = order[rank < most]
     known, back = np.unique(names[kept], return_inverse=True)
     hashes = np.array([_hash(b"person", name.encode()) for name in known.tolist()], np.uint64)[back]
-    return dataset.taken(kept, PersonRows(hashes, most)), int((rank == most).sum())
+    weights = None if found.weights is None else _shares(found.weights[kept], np.flatnonzero(changes(names[kept])))
+    taken = dataset.taken(kept, PersonRows(hashes, most, weights))
+    return Grouped(taken, int((rank == most).sum()), int((forms > 1).sum()))
+
+
+def _shares(weights: NDArray[np.float64], starts: NDArray[np.intp]) -> NDArray[np.float32]:
+    """Return each row's share of the weights of its person, whose rows begin at `starts`."""
+    counts = np.diff(starts, append=len(weights))
+    weights = weights / np.repeat(np.maximum.reduceat(weights, starts), counts)  # so that no sum overflows
+    return (weights / np.repeat(np.add.reduceat(weights, starts), counts)).astype(np.float32)
 
 
 def changes(values: NDArray[Any]) -> NDArray[np.bool_]:

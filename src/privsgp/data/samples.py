@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +17,11 @@ from torch.utils import data as torch_data
 from privsgp.data.dataset import array
 from privsgp.data.files import NPZ
 from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_INPUTS, _MASK, _LABELS = ("input_ids", "pixel_values"), "attention_mask", ("label", "labels")
 
 
 def is_dataset(given: object) -> bool:
@@ -27,20 +32,22 @@ def is_dataset(given: object) -> bool:
 def are_sites(given: object) -> bool:
     """Tell whether this is a list of what each node brings: data sets, pairs (x, y), or files."""
     kinds = (torch_data.Dataset, torch_data.DataLoader, tuple, str, Path)
-    return isinstance(given, list) and bool(given) and all(isinstance(one, kinds) for one in given)
+    if not isinstance(given, list):
+        return False
+    return bool(given) and all(isinstance(one, kinds) or hasattr(one, "column_names") for one in given)
 
 
 def pair(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - whatever was brought
     """Return (x, y), or (x, y, x_test, y_test), of what one node or all of them together bring."""
     if isinstance(given, torch_data.DataLoader):
         given = given.dataset
+    if hasattr(given, "column_names"):
+        given = _columns(given)
     if isinstance(given, torch_data.Dataset):
         return tuple(plain(part, key) for part, key in zip(_items(given), NPZ, strict=False))
     if not isinstance(given, Sequence) or len(given) not in (2, 4):
         many = f" of {len(given)}" if isinstance(given, Sequence) else ""
         remedy = "give (x, y) or (x, y, x_test, y_test), a torch Dataset, a list of these or a mapping {node: …}"
-        if hasattr(given, "column_names"):  # of Hugging Face: which columns are inputs it does not say
-            remedy = f"name its columns: (data['input_ids'], data['label']); it has {given.column_names}"
         raise Refused(f"data is a {type(given).__name__}{many}", remedy)
     return tuple(plain(part, key) for part, key in zip(given, NPZ, strict=False))
 
@@ -52,6 +59,22 @@ def plain(part: Any, key: str) -> Any:  # noqa: ANN401 - whatever was brought
     if isinstance(part, torch.Tensor):
         return part.detach().cpu().numpy()
     return array(part, key)
+
+
+def _columns(given: Any) -> tuple[NDArray[Any], NDArray[Any]]:  # noqa: ANN401 - a data set of Hugging Face
+    """Return inputs and labels by the names of their columns; token ids with their mask, if there is one, [N, 2, T]."""
+    names = given.column_names
+    inputs, label = (next((n for n in known if n in names), None) for known in (_INPUTS, _LABELS))
+    if inputs is None or label is None:
+        remedy = "give its columns: (data['text_ids'], data['stars'])"
+        raise Refused(f"a data set with the columns {names} without input_ids or pixel_values, and label", remedy)
+    columns = [inputs, _MASK] if inputs == "input_ids" and _MASK in names else [inputs]
+    try:
+        x, *mask = (np.asarray(list(given[name])) for name in columns)
+    except ValueError as error:
+        remedy = "pad texts to one length: tokenizer(…, padding='max_length', truncation=True)"
+        raise Refused(f"rows of {inputs} have different lengths", remedy) from error
+    return np.stack([x, *mask], 1) if mask else x, np.asarray(list(given[label]))
 
 
 def _items(given: torch_data.Dataset[Any]) -> tuple[Any, Any]:

@@ -11,15 +11,15 @@ import csv
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from privsgp.data import dialect as dialects
 from privsgp.data import same_records, survival
-from privsgp.data.files import refuse_vast
+from privsgp.data.files import Found, refuse_vast
 from privsgp.data.hashes import row_hashes
-from privsgp.data.persons import Named, nameless, repeats, warning
+from privsgp.data.persons import BY_DATE, BY_WEIGHT, Named, nameless, repeats, warning
 from privsgp.data.schema import OTHER, WORDS, Category, Number, Survival, doubles
 from privsgp.data.schema_text import column_line, toml_key, toml_value
 from privsgp.errors import Refused
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.data.dialect import Dialect
-    from privsgp.data.hashes import Hashes
     from privsgp.data.persons import PersonOptions
     from privsgp.data.schema import Scaled, Schema
 
@@ -72,26 +71,6 @@ COUNTED = {
 Count = dict[str, int]  # what happened to the values of one column, by the keys above
 
 
-class Table(NamedTuple):
-    """An encoded table: inputs [N, width], targets [N] (None where there was no target), and what was counted.
-
-    Guarantee: row i of `x` and `y` hangs on row i of the table and on the schema alone. `counts` are of private rows,
-    and for the site that holds them.
-    """
-
-    x: NDArray[np.float32]
-    y: NDArray[np.int64] | NDArray[np.float32] | None
-    counts: dict[str, Count]
-    rows: Hashes | None = None  # hashes of the rows as they are in the file (`hashes.row_hashes`)
-    named: Named | None = None  # whose rows they are
-    repeating: Sequence[str] = ()  # warnings of columns that may say so, if nobody asked
-
-    @property
-    def notes(self) -> list[str]:
-        """What was filled in, clipped or unknown; for the site's own eyes."""
-        return [*self.repeating, *count_notes(self.counts)]
-
-
 def count_notes(counts: dict[str, Count]) -> list[str]:
     """Return what was filled in, clipped or unknown, column by column; for the site's own eyes."""
     return [f"{name}: {n} {COUNTED[what]}" for name, all_ in counts.items() for what, n in all_.items() if n]
@@ -99,7 +78,7 @@ def count_notes(counts: dict[str, Count]) -> list[str]:
 
 def read(
     path: Path, schema: Schema, *, labelled: bool = True, own: bool = False, persons: PersonOptions | None = None
-) -> Table:
+) -> Found:
     """Read a file and encode it; without `labelled` it needs no target, and one that is there is not looked at.
 
     `own` says that it is a site's own table: privsgp refuses it if the schema was drafted from it. `persons` names the
@@ -117,7 +96,7 @@ def read(
 def of_frame(
     frame: object, schema: Schema, where: str = "data", *, labelled: bool = True, own: bool = False,
     persons: PersonOptions | None = None,
-) -> Table:  # fmt: skip
+) -> Found:  # fmt: skip
     """Encode a data frame of pandas or polars, or an Arrow table; `own` and `persons` as for `read`."""
     pa = _pyarrow()
     try:
@@ -255,7 +234,7 @@ def encode(
     labelled: bool = True,
     own: bool = False,
     persons: PersonOptions | None = None,
-) -> Table:
+) -> Found:
     """Turn an Arrow table into arrays; refuse columns and values that are not as the schema says."""
     _refuse_doubles(table.column_names, where)
     if own:
@@ -276,8 +255,11 @@ def encode(
     rows = row_hashes(table, schema.encoded) if labelled else None
     named = None if persons is None else whose(table, schema, where, persons)
     found = repeating(table, schema) if own and persons is None else ()
-    warnings = [warning(name, count, table.num_rows) for name, count in found]
-    return Table(np.concatenate(blocks, 1), y, counts, rows, named, warnings)
+    notes = [*(warning(name, count, table.num_rows) for name, count in found), *count_notes(counts)]
+    return Found(
+        np.concatenate(blocks, 1), y, classes=schema.classes, task=schema.task, notes=[f"{where}: {n}" for n in notes],
+        rows=rows, named=named,
+    )  # fmt: skip
 
 
 def repeating(table: Any, schema: Schema, used: Collection[str] = ()) -> list[tuple[str, int]]:  # noqa: ANN401 - Arrow's
@@ -292,33 +274,37 @@ def repeating(table: Any, schema: Schema, used: Collection[str] = ()) -> list[tu
 
 
 def whose(table: Any, schema: Schema, where: str, persons: PersonOptions) -> Named:  # noqa: ANN401 - Arrow's
-    """Return whose rows they are, and when they are from if that decides which are used."""
-    column, date = persons.person or "", persons.rows_date
-    if missing := [name for name in (column, date) if name is not None and name not in table.column_names]:
+    """Return whose rows they are, and their dates and weights if asked for."""
+    column, date, weight = persons.person or "", persons.rows_date, persons.rows_weight
+    if missing := [name for name in persons.columns if name not in table.column_names]:
         raise Refused(f"{where} has no column {_names(missing)}", "name the column as it is after the dialect")
     names, gone = Values(table.column(column), schema, f"{where}: column {column!r}", "text").texts()
     if gone.any():
         raise nameless(f"{where}: column {column!r}", int(gone.argmax()), int(gone.sum()))
-    return Named(names.to_pylist(), None if date is None else _dates(table.column(date), schema, where, date))
+    dates = None if date is None else _dates(table.column(date), schema, f"{where}: column {date!r}")
+    if weight is None:
+        return Named(names.to_pylist(), dates)
+    values = Values(table.column(weight), schema, f"{where}: column {weight!r}", "number")
+    return Named(names.to_pylist(), dates, _all_there(values, "is no weight", BY_WEIGHT))
 
 
-def _dates(column: Any, schema: Schema, where: str, name: str) -> Floats:  # noqa: ANN401 - Arrow's
+def _dates(column: Any, schema: Schema, where: str) -> Floats:  # noqa: ANN401 - Arrow's
     """Return dates as numbers, each by itself: what stands in other rows has no part in it."""
     texts = _any(column.type, "string", "large_string", "string_view")
     if _any(column.type, "date", "timestamp"):
         column, texts = column.cast("string"), True
     if not texts:
-        return _all_there(Values(column, schema, f"{where}: column {name!r}", "number"))
+        return _all_there(Values(column, schema, where, "number"), "is no date", BY_DATE)
     import pyarrow.compute as pc
 
     days = pc.replace_substring_regex(column.cast("string"), r"^\s*(\d{4})-(\d\d)-(\d\d)([T ].*)?$", r"\1\2\3")
-    return _all_there(Values(days, schema, f"{where}: column {name!r}", "number"))
+    return _all_there(Values(days, schema, where, "number"), "is no date", BY_DATE)
 
 
-def _all_there(values: Values) -> Floats:
+def _all_there(values: Values, what: str, remedy: str) -> Floats:
     numbers, missing = values.numbers()
     if missing.any():
-        raise values.wrong(missing, "is no date", "write 2026-01-31 or a number, or take rows_choice = 'random'")
+        raise values.wrong(missing, what, remedy)
     return numbers
 
 

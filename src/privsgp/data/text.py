@@ -6,11 +6,12 @@ import csv
 import io
 import json
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
+from privsgp.data.files import Found
 from privsgp.data.persons import Named, PersonOptions, named, repeats, warning
 from privsgp.data.schema import MISSING
 from privsgp.data.tokens import VOCABULARY, hashed, pieces
@@ -62,18 +63,9 @@ class TextOptions(Options):
         return out
 
 
-class Texts(NamedTuple):
-    """The tokens of a file's texts, their classes, whose they are, and what to tell their owner."""
-
-    x: NDArray[np.int64]
-    y: NDArray[Any] | None = None
-    named: Named | None = None
-    notes: Sequence[str] = ()
-
-
 def read_texts(
     path: Path, options: TextOptions, *, labelled: bool = True, persons: PersonOptions | None = None, own: bool = False
-) -> Texts:
+) -> Found:
     """Read a file's texts as tokens, and their classes and persons unless they are not asked for.
 
     `own` says that it is a site's own file: then a key that may name persons is told if nobody asked for them.
@@ -83,22 +75,21 @@ def read_texts(
         raise Refused(f"{path} has no text", "give at least one" + (", with its class" if labelled else ""))
     texts = [str(_value(where, row, options.column)) for where, row in found]
     if not labelled:
-        return Texts(options.encoded(texts))
+        return Found(options.encoded(texts))
     classes = [_class(where, _value(where, row, options.label), options.labels) for where, row in found]
     rows = [row for _, row in found]
-    if persons is not None:
-        return Texts(options.encoded(texts), np.array(classes), _whose(path, rows, persons))
-    notes = [f"{path}: {line}" for line in _repeating(rows, options)] if own else []
-    return Texts(options.encoded(texts), np.array(classes), notes=notes)
+    named = None if persons is None else _whose(path, rows, persons)
+    notes = [f"{path}: {line}" for line in _repeating(rows, options)] if own and persons is None else []
+    count = None if options.labels is None else len(options.labels)
+    return Found(options.encoded(texts), np.array(classes), classes=count, notes=notes, named=named)
 
 
 def _whose(path: Path, rows: list[dict[str, Any]], persons: PersonOptions) -> Named:
-    """Return whose texts they are, and when they are from if that decides which are used."""
-    keys = [key for key in (persons.person, persons.rows_date) if key is not None]
+    """Return whose texts they are, and their dates and weights if asked for."""
+    keys = persons.columns
     if missing := [key for key in keys if not any(key in row for row in rows)]:
         raise Refused(f"{path} has no {missing[0]!r}", "name the key or column as it is in the file")
-    found = [[str(row.get(key, "")) for row in rows] for key in keys]
-    return named(found[0], found[1] if len(found) > 1 else None, MISSING, f"{path}: {keys[0]!r}")
+    return named({key: [str(row.get(key, "")) for row in rows] for key in keys}, persons, MISSING, str(path))
 
 
 def _repeating(rows: list[dict[str, Any]], options: TextOptions) -> Iterator[str]:

@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from privsgp import metrics
-from privsgp.algorithms import Drawn
 from privsgp.files import finite
 from privsgp.outside import between
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from privsgp.algorithms import Block, State
+    from privsgp.algorithms import State
     from privsgp.engine.spec import PerSampleFunction, RunSpec
     from privsgp.gradients import Layout
     from privsgp.transport.world import World
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     Keep = Callable[[dict[str, Any]], None]
 
 _CHUNK = 2048
-_LOOKED_AT = 64  # samples of a node, spread over all of them
 _LOG = logging.getLogger(__name__)
 
 
@@ -43,23 +41,6 @@ def average(s: State) -> Tensor:
 def consensus_error(s: State) -> float:
     """Return (1/n) Σ_i ‖z_i − x̄‖², the paper's consensus error."""
     return float((s.z - average(s)).double().square().sum(1).mean())
-
-
-def clip_reached(block: Block, start: Tensor, end: Tensor) -> list[dict[str, float]]:
-    """Return the share of each node's samples whose gradient the clip shortens, at x⁰ and at the end.
-
-    It looks at `_LOOKED_AT` samples of each node. The shares depend on private samples: they stay at the site.
-    """
-    rows = torch.stack([torch.linspace(0, m.samples - 1, _LOOKED_AT).long() for m in block.mechanisms]).to(end.device)
-
-    def share(z: Tensor) -> list[float]:
-        counts = torch.zeros(len(rows), dtype=torch.int64, device=end.device)
-        for some in torch.split(rows, max(1, int(block.b.min())), 1):
-            factor = block.gradients(z, Drawn(some, torch.ones_like(some, dtype=torch.bool))).factor
-            counts += 0 if factor is None else (factor < 1).sum(1)
-        return [count / _LOOKED_AT for count in counts.tolist()]
-
-    return [{"start": first, "end": last} for first, last in zip(share(start), share(end), strict=True)]
 
 
 class Evaluator:

@@ -30,7 +30,7 @@ from safetensors import SafetensorError
 
 from privsgp.engine.formats import Evaluation, Kept
 from privsgp.errors import Refused
-from privsgp.files import UNFINISHED, parsed, read_bytes, read_json, replace, write, write_json, write_private
+from privsgp.files import UNFINISHED, parsed, read_bytes, read_json, replace, write, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -172,10 +172,6 @@ class Folder:
         path = self.path / "private" / f"metrics{self.suffix}.jsonl"
         path.touch(0o600)
         _append(path, row)
-
-    def keep_clip(self, found: dict[str, Any]) -> None:
-        """Write how often the clip is reached, which depends on private samples."""
-        write_private(self.path / "private" / f"clip{self.suffix}.json", json.dumps(found).encode())
 
     def start_metrics(self, mark: dict[str, Any], *, up_to: int) -> list[dict[str, Any]]:
         """Begin the metrics, or keep those of an earlier attempt up to a step; return the rows kept."""

@@ -35,7 +35,6 @@ class NodeRandomness(Randomness):
     def __init__(self, spec: RunSpec, source: Keyed | Secure, node_noise: NodeNoise) -> None:
         self.spec, self.source, self.node_noise = spec, source, node_noise
         self.secret = source.secret
-        self.drawn: list[Drawn] = []  # the samples since the last message
         self._dummy = spec.learning.inputs.shape[1] - 1
         self._samples = np.array(spec.learning.samples)[:, None]
 
@@ -52,9 +51,7 @@ class NodeRandomness(Randomness):
     def sample(self, k: int) -> list[Drawn]:
         """Return the samples of step k, in passes of one size."""
         here, releases = self.spec.here, [mechanism.at(k) for mechanism in self.spec.mechanisms]
-        passes = self._passes(draw_all(self.source, releases, here, k))
-        self.drawn = (self.drawn if k % self.spec.settings.local_steps else []) + passes
-        return passes
+        return self._passes(draw_all(self.source, releases, here, k))
 
     def events(self, k: int) -> Iterable[Event]:
         """Return which nodes act at step k, in the order of the public clock."""

@@ -64,6 +64,7 @@ class Learning:
     vocabulary: int | None = None  # of inputs that are tokens (`data.Dataset`)
     measure: Callable[[Tensor, Tensor], dict[str, Any]] | None = None  # of all outputs and targets of the test data
     rows: int = 1  # of a person at most
+    weights: Tensor | None = None  # of the rows of persons, [m, J + 1, rows]; None: all have the same
 
     @property
     def _axes(self) -> int:
@@ -204,7 +205,9 @@ class RunSpec:
     def for_nodes(self, nodes: slice) -> RunSpec:
         """Return the same run for some of the nodes here."""
         own = self.learning
-        some = replace(own, inputs=own.inputs[nodes], targets=own.targets[nodes], samples=own.samples[nodes])
+        weights = None if own.weights is None else own.weights[nodes]
+        data = {"inputs": own.inputs[nodes], "targets": own.targets[nodes], "weights": weights}
+        some = replace(own, samples=own.samples[nodes], **data)
         return replace(self, block=self.here[nodes], learning=some)
 
     def rounding(self, x: Tensor) -> Rounding | None:

@@ -21,7 +21,7 @@ from privsgp.algorithms.block import as_it_is
 from privsgp.algorithms.push_sum import PushSum
 from privsgp.devices import runs_on
 from privsgp.gradients.rules.ruled import Ruled
-from privsgp.randomness.noise import LONGEST, Keyed, Secure, levels
+from privsgp.randomness.noise import Keyed, Secure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,9 +51,11 @@ def chosen(algorithm: PushSum, graph: Graph, source: Keyed | Secure, x: Tensor) 
     """Return whose steps are driven on x's device, where a kernel may draw the noise from `source`."""
     if not _suits(algorithm, graph, x):
         return algorithm.step
+    from privsgp.randomness import on_device
+
     if isinstance(source, Keyed):
         return _OnDevice(algorithm, graph, _seeded(algorithm, source, x), x).step
-    noised = all(m.sigma for m in algorithm.block.mechanisms) and x.shape[1] < LONGEST
+    noised = all(m.sigma for m in algorithm.block.mechanisms) and x.shape[1] < on_device.LONGEST
     return _OnDevice(algorithm, graph, _secret(algorithm, source, x), x).step if noised else algorithm.step
 
 
@@ -94,8 +96,9 @@ class _OnDevice:
 def _seeded(algorithm: PushSum, source: Keyed, like: Tensor) -> _Push:
     """Return how a simulation pushes: noise is drawn once for each receiver, in the kernel that mixes."""
     from privsgp.kernels.push import push
+    from privsgp.randomness.on_device import philox_key
 
-    block, key = algorithm.block, source.philox_key(like.device)
+    block, key = algorithm.block, philox_key(source.seed, like.device)
     sigma = torch.tensor([m.sigma for m in block.mechanisms], device=like.device)
     return lambda k, s, g, out, senders, share: push(
         s.x, g, s.w, out=out, sigma=sigma, source=senders, share=share, key=key, step=k, gamma=block.step_size(k)
@@ -105,6 +108,7 @@ def _seeded(algorithm: PushSum, source: Keyed, like: Tensor) -> _Push:
 def _secret(algorithm: PushSum, source: Secure, like: Tensor) -> _Push:
     """Return how secret noise is pushed: it is added to g in float64, and rounded to its grid, before all else."""
     from privsgp.kernels.push import mix
+    from privsgp.randomness.on_device import levels, step_
 
     block = algorithm.block
     known = levels([m.sigma for m in block.mechanisms], like.device)
@@ -112,7 +116,7 @@ def _secret(algorithm: PushSum, source: Secure, like: Tensor) -> _Push:
     def push(k: int, s: State, g: Tensor, out: tuple[Tensor, Tensor, Tensor], senders: Tensor, share: Tensor) -> None:
         if g.dtype != torch.float64 or not g.is_contiguous() or not s.x.is_contiguous():
             raise RuntimeError(f"an estimate in {g.dtype} where noise is secret, or rows apart: report this")
-        source.device_step_(s.x, g, range(len(g)), k, levels=known, step_size=block.step_size(k))  # all nodes are here
+        step_(s.x, g, source, range(len(g)), k, levels=known, step_size=block.step_size(k))  # all nodes are here
         mix(s.x, s.w, out=out, source=senders, share=share)
 
     return push

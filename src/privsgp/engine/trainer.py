@@ -22,7 +22,7 @@ from privsgp.engine.averaging import Averaging
 from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.drive import RunDriver, drive
-from privsgp.engine.evaluate import Evaluator, average, clip_reached
+from privsgp.engine.evaluate import Evaluator, average
 from privsgp.engine.groups import Group, one_at_a_time, split, together
 from privsgp.engine.node_randomness import NodeRandomness
 from privsgp.engine.spec import refuse_coarser
@@ -161,10 +161,6 @@ class Trainer:
         """Put together what came out; of several processes only the first sees all nodes, and only now."""
         final = self._mixed_on(k, self.averaging.released(self.state))
         refuse_no_model(k, final, self.spec.here)
-        if self.spec.algorithm.private:
-            start, each = self._start().z, [(group.algorithm.block, group.nodes) for group in self.groups]
-            shares = [share for block, nodes in each for share in clip_reached(block, start[nodes], final.z[nodes])]
-            self.folder.keep_clip({"step": k, "clip_reached": shares})
         s = self._gathered(final)
         mixed = self.spec.final_model.final_mixing or k < self.spec.steps  # since the last row
         if s is not None and (not rows or rows[-1]["step"] != k or not self.transport.local or mixed):
@@ -302,6 +298,7 @@ class Trainer:
             mechanisms=spec.mechanisms,
             inputs=spec.learning.inputs,
             targets=spec.learning.targets,
+            weights=spec.learning.weights,
             gradient=gradient,
             random=randomness,
             step_size=spec.step_size,

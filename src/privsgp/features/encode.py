@@ -13,10 +13,13 @@ import hashlib
 import itertools
 import os
 import stat
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor, nn
 
 from privsgp.errors import Refused
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 _CHUNK = {"cpu": 8, "cuda": 256}  # samples at a time: what a core's cache holds, what a GPU is busy with
 _LARGEST = 65504.0  # of float16
+_FEW = 20  # chunks that are done before anybody looks
 
 
 def frozen(module: nn.Module, sample: Tensor) -> nn.Module:
@@ -82,8 +86,10 @@ def encode(module: nn.Module, x: Array, device: torch.device) -> NDArray[np.floa
     module = module.to(device)
     rows = np.zeros((0,), np.float16)
     chunk = max(_CHUNK.get(device.type, _CHUNK["cpu"]), getattr(module, "chunk", 0))
+    starts = range(0, len(x), chunk)
+    quiet = len(starts) < _FEW or not sys.stderr.isatty()
     with torch.no_grad():
-        for start in range(0, len(x), chunk):
+        for start in track(starts, "features", console=Console(stderr=True), transient=True, disable=quiet):
             part = torch.from_numpy(x[start : start + chunk]).to(device)
             out = as_kept(module(part)).cpu().numpy()
             rows = rows if start else np.empty((len(x), *out.shape[1:]), np.float16)

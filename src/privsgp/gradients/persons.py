@@ -43,10 +43,13 @@ class Persons:
     def __init__(self, by_row: Stacked) -> None:
         self.by_row, self.layout, self.how = by_row, by_row.layout, by_row.how
 
-    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor) -> PerSample:
-        """Return the mean gradient of each person's rows: z [m, d], inputs and targets [m, b, rows, …]."""
+    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> PerSample:
+        """Return the mean gradient of each person's rows: z [m, d], inputs and targets [m, b, rows, …].
+
+        `weights` [m, b, rows] are the shares of rows in the mean, 0 for padding; None: all rows have the same.
+        """
         real = is_row(targets)
-        weights = (real / real.sum(-1, keepdim=True).clamp(min=1)).flatten(1)
+        weights = (real / real.sum(-1, keepdim=True).clamp(min=1) if weights is None else weights).flatten(1)
         known = torch.where(broadcast(real.flatten(1), targets.flatten(1, 2)), targets.flatten(1, 2), 0)
         g = self.by_row(z, inputs.flatten(1, 2), known)
         for piece in g.pieces:

@@ -20,7 +20,8 @@ from torch.nn.parameter import is_lazy
 from privsgp.errors import Refused
 from privsgp.gradients.layout import Layout
 from privsgp.gradients.per_sample import PerSample, Plain
-from privsgp.gradients.rules.ruled import Mixed, Ruled, called_once
+from privsgp.gradients.rules.mixed import Mixed
+from privsgp.gradients.rules.ruled import Ruled, called_once
 from privsgp.gradients.unrolled import unrolled
 
 if TYPE_CHECKING:

@@ -45,7 +45,6 @@ class Choice:
     step_size: float
     noise: NoiseNeeded
     score: float
-    response: float  # the share of the noise that is left when gradients answer to it
 
     @property
     def distance(self) -> float:
@@ -77,8 +76,7 @@ class Planner:
         whole = max(steps - steps % every, every)  # K is a multiple of the steps of a message
         steps, distance = whole, distance * (whole / steps)
         spec = self.spec(noise, steps)
-        score, moved = self.rehearsal.mean_score(spec, distance), self.rehearsal.moved(spec, distance)
-        return Choice(method, batch, steps, distance / steps, noise, score, moved)
+        return Choice(method, batch, steps, distance / steps, noise, self.rehearsal.mean_score(spec, distance))
 
     def _open(self, noise: NoiseNeeded, steps: int | None, step_size: float | None) -> tuple[int, float]:
         """Return (K, T) where at most one of K and γ is given."""

@@ -131,15 +131,6 @@ class Method:
     settings: Settings
 
     @property
-    def label(self) -> str:
-        """The method's name in a table."""
-        if self.scaled:
-            return f"{self.algorithm}, scaled differences"
-        clip, scale = self.settings.difference_clip, self.settings.difference_scale
-        weight = f", differences times {scale:g}" if scale < 1 else ""
-        return self.algorithm + weight + ("" if clip is None else f", differences clipped to {clip:g}")
-
-    @property
     def scaled(self) -> bool:
         """Whether θ is "auto", and another one for every batch and K."""
         return getattr(self.settings.options, "difference_scale", None) == "auto"

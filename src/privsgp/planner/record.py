@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 VERSION = 1
 HEAVY = 0.9  # leaving a node out is worth a warning when the average's noise falls below this share
-BYTES = 4  # float32
 WIRE, LATENCY, STEP = 8, 0.02, 0.02  # bytes of a number between sites; seconds one way, and of a step (measured)
 FEWER = ((8, 1), (4, 1), (4, 4))  # bits and local steps that a plan shows beside those of the run
 FEWEST = 0.5  # public rows to rehearse with, for each row of the sites, below which a plan says little
@@ -90,12 +89,6 @@ class Plan:
     def network(self) -> Network:
         """The sites and their budgets."""
         return self.planner.network
-
-    @cached_property
-    def bytes_sent(self) -> int:
-        """Bytes that a node of a simulation sends on average: x, and its float64 weight w."""
-        d = self.planner.rehearsal.layout.dim
-        return round(self.messages * self.chosen.steps * ((d * BYTES if self.bits == 32 else width(self.bits, d)) + 8))
 
     @cached_property
     def messages(self) -> float:
@@ -164,11 +157,6 @@ class Plan:
     def _shown(self, *losses: float) -> str:
         return span([loss if self._unit is None else math.sqrt(loss) * self._unit for loss in losses])
 
-    def deviation(self, choice: Choice) -> float:
-        """Return the standard deviation that privacy adds to a coordinate of the average model."""
-        noise = choice.noise.in_average(choice.steps) * math.sqrt(choice.steps / self.network.nodes)
-        return choice.step_size * noise * math.sqrt(choice.response)
-
     @cached_property
     def shared(self) -> dict[str, Any] | None:
         """The trust that shared noise needs, and what it gives; None if noise is independent."""
@@ -181,7 +169,7 @@ class Plan:
         mechanism = n.sharing.counted(made, sigmas)
         summary = n.sharing.summary(sigmas, mechanism, n.releases(c.steps), n.delta, n.relation, n.counted)
         mean = {"average_sigma": covariance.average_sigma, "message_sigma": covariance.message_sigma}
-        return summary | mean | {"independent_noise_in_average": self.deviation(c) / n.remaining}
+        return summary | mean | {"noise_left": n.remaining}
 
     @cached_property
     def by_sites(self) -> list[tuple[int, float]]:
@@ -215,12 +203,10 @@ class Plan:
         return {
             "version": VERSION,
             "algorithm": c.method.algorithm,
-            "method": c.method.label,
             "batch": c.batch,
             "steps": c.steps,
             "step_size": c.step_size,
             "difference_scale": c.scale,
-            "noise_in_average": self.deviation(c),
             "difference_clip": c.method.settings.difference_clip,
             "asked": self.asked,
             "estimated_on": asdict(self.source) | {"words": self.source.text},
@@ -239,17 +225,15 @@ class Plan:
             "constant_loss": [e.constant for e in self.expected],
             "alone_loss": [list(e.alone) for e in self.expected],
             "between_sites": self.between_sites | {"mbit": self.link},
-            "bytes_sent_per_node": self.bytes_sent,
             "warnings": self.warnings,
         }
 
     def rows(self) -> list[tuple[str, str]]:
         """Return what `privsgp plan` prints first."""
         c, n, shared = self.chosen, self.network, self.shared
-        noise = f"{self.deviation(c):.3g} per coordinate"
         trust: list[tuple[str, str]] = []
         if shared is not None:
-            noise += f"; independent noise would leave {shared['independent_noise_in_average']:.3g}"
+            trust.append(("noise in the average model", f"{n.remaining:.2g} times that of independent noise"))
             known = (f"{h}: {'no bound' if epsilon is None else up(epsilon, 3)}" for h, epsilon in shared["curve"])
             trust.append(("trust", f"{shared['honest']} of {shared['nodes']} nodes are honest"))
             trust.append(("ε by the number of honest nodes", ", ".join(known)))
@@ -258,7 +242,7 @@ class Plan:
             trust.append(("ε of a person by its number of sites", ", ".join(known)))
         weights = "equal" if n.weights is None else f"{span([n.nodes * p for p in n.weights])} times 1/n"
         return [
-            ("algorithm", c.method.label),
+            ("algorithm", c.method.algorithm),
             ("steps K*", str(c.steps)),
             ("batch", f"{c.batch:g} of {n.mean_samples:g} samples a node"),
             ("step size γ", f"{c.step_size:.4g}"),
@@ -266,7 +250,6 @@ class Plan:
             ("noise σ", span(self.sigmas)),
             ("budget ε", span_up([epsilon for epsilon, _ in n.budgets])),
             ("weights of nodes", weights),
-            ("noise in the average model", noise),
             *trust,
             ("clip", self.clip_text),
             (f"planned {self.loss_name}", self.range_text),
@@ -277,8 +260,7 @@ class Plan:
 
     @property
     def _sent_text(self) -> str:
-        way = f"{_traffic(self.between_sites)} with `join`"
-        return f"{way}, at {self.link:g} Mbit/s and {1000 * LATENCY:g} ms; {in_units(self.bytes_sent)} with `train`"
+        return f"{_traffic(self.between_sites)} with `join`, at {self.link:g} Mbit/s and {1000 * LATENCY:g} ms"
 
     @property
     def _is_slow(self) -> bool:

@@ -140,17 +140,6 @@ class Rehearsal:
         losses = self.losses(spec, distance)
         return -math.fsum(losses) / len(losses)
 
-    def moved(self, spec: RehearsalSpec, distance: float) -> float:
-        """Return the mean square by which noise moves a coordinate, over κ²T²: the same runs with noise and without.
-
-        Curvature makes it less than 1.
-        """
-        spec, distance = spec.equivalent, _near(distance, DISTANCES)
-        if not spec.noise:
-            return 1.0
-        noisy, quiet = (self.ends(s, distance).clone() for s in (spec, replace(spec, noise=0.0)))
-        return float((noisy - quiet).double().square().mean()) / (spec.noise * distance) ** 2
-
     def guess(self, noise: float) -> float:
         """Return the distance T at which noise moves a pre-activation by about one: 1 / (κ ‖x‖)."""
         x = self.runs[0].x.flatten(1)

@@ -76,7 +76,7 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, say:
     own, clip = Method(a.name, settings), protection.difference_clip(config)
     if own.scaled:
         own = own.changed(difference_scale=1.0) if network.nominal else own.changed(difference_clip=clip)
-    say(f"rehearsing {own.label}")
+    say(f"rehearsing {own.algorithm}")
     chosen = _choice(config, p, own, batch)
     return Plan(p, make_graph(config), source, chosen, asked, config.data.schema, config.transport.bits)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from privsgp.options import Count, Options, option
+
+if TYPE_CHECKING:
+    from privsgp.randomness.noise import Noise
 
 
 class PairwiseOptions(Options):
@@ -22,3 +25,4 @@ class PairwiseOptions(Options):
 
 # The values of `privacy.noise` with their keys. "auto": pairwise if possible.
 NOISES: dict[str, type[Options]] = {"independent": Options, "pairwise": PairwiseOptions, "auto": PairwiseOptions}
+REGISTERED: dict[str, type[Noise]] = {}  # the noises of users, by name, for simulations

@@ -4,7 +4,7 @@ Both are ChaCha20 read as a random-access table of words: one key for each purpo
 each (node, step), so that what a node draws never depends on which process it is in or what else was drawn.
 ChaCha20 was also the fastest when measured: 50 rows of 50,890 float32 normals took 7 ms on one core, against 20 ms with
 NumPy's SFC64, 22 with PCG64DXSM, 27 with Philox, and 9 with torch (whose CPU seed keeps 32 bits). Secret noise is
-computed in float64, on a CPU by way of float32 (`privsgp.randomness.normals`), on a GPU in `privsgp.kernels.chacha`.
+computed in float64, on a CPU by way of float32 (`privsgp.randomness.normals`). A GPU draws its own (`on_device`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ import struct
 import threading
 import time
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 import numpy as np
 import torch
 
 from privsgp.accounting.sampler_cost import SIGMAS
-from privsgp.devices import device_of, have_triton, in_threads
+from privsgp.devices import device_of, in_threads
 from privsgp.errors import Refused
 from privsgp.randomness.normals import box_muller, to_cells_
 
@@ -50,12 +48,11 @@ _TILE = 1 << 20  # numbers that a thread makes at a time: with fewer, threads wa
 _BLOCK_BYTES = 64
 _NONCE = struct.Struct("<4I")
 _WIDE = 1 << 32
-LONGEST = 1 << 30  # columns that a GPU draws
 _ZEROS = memoryview(bytes(8 * _PIECE))
 
 _CLAIMS = threading.Lock()  # of all secure sources: one thread at a time says what it will draw
 
-# The grid of `snap_` is about σ/16: it adds less than 0.07 % to the variance.
+# The grid of noise is about σ/16: it adds less than 0.07 % to the variance.
 _GRID_BITS = 4
 
 
@@ -75,6 +72,10 @@ class Streams:
         self._keys = keys
         self._ciphers: dict[str, list[Any]] = {}  # by purpose, those that nobody uses: threads draw at the same time
 
+    def key(self, purpose: str) -> bytes:
+        """Return the key of a purpose, for a kernel that makes the same words elsewhere."""
+        return self._keys[purpose]
+
     def coins(self, nodes: Sequence[int], step: int, count: int) -> npt.NDArray[np.uint64]:
         """Return `count` coins of each node, [m, count], uniform on 0 … 2⁶⁴ − 1."""
         coins = np.empty((len(nodes), count), np.uint64)
@@ -90,7 +91,7 @@ class Streams:
             encryptor = self._cipher(purpose)
         for row, node in zip(rows, nodes, strict=True):
             # Past 2³² blocks the counter would run into the node's field, and streams would meet.
-            _refuse_wide(node=node, step=step, block=block + row.nbytes // _BLOCK_BYTES)
+            refuse_wide(node=node, step=step, block=block + row.nbytes // _BLOCK_BYTES)
             encryptor.reset_nonce(_NONCE.pack(block, node, step, 0))
             target = memoryview(row).cast("B") if len(row) else memoryview(b"")
             for start in range(0, len(target), len(_ZEROS)):
@@ -162,7 +163,6 @@ class Keyed(Streams):
     def __init__(self, seed: int) -> None:
         super().__init__({p: hashlib.blake2b(f"privsgp 1 {p} {seed}".encode()).digest()[:32] for p in PURPOSES})
         self.seed = seed
-        self._philox: dict[torch.device, torch.Tensor] = {}
 
     def __repr__(self) -> str:
         return f"Keyed(seed={self.seed})"
@@ -172,20 +172,15 @@ class Keyed(Streams):
         digest = hashlib.blake2b(f"privsgp 1 {purpose} of {self.seed}".encode()).digest()
         return Keyed(int.from_bytes(digest[:16]))
 
-    def philox_key(self, device: torch.device) -> torch.Tensor:
-        """Return the key of the noise that a GPU draws (see `privsgp.kernels.push`), one int64 on the device."""
-        if device not in self._philox:
-            digest = hashlib.blake2b(f"privsgp 1 noise philox {self.seed}".encode()).digest()
-            self._philox[device] = torch.tensor([int.from_bytes(digest[:8]) >> 1], device=device)
-        return self._philox[device]
-
     def fill_normal(self, out: torch.Tensor, nodes: Sequence[int], step: int) -> None:
         """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`."""
         _refuse_shape(out, nodes)
         if device_of(out).in_host_memory:
             self._fill(out.numpy(), nodes, step, _real(out))
         else:
-            self._device_normals(out, nodes, step)
+            from privsgp.randomness import on_device
+
+            on_device.fill_seeded(out, self.seed, nodes, step)
 
     def add_(self, g: torch.Tensor, nodes: Sequence[int], step: int, sigma: npt.NDArray[np.float64]) -> None:
         """Add σ times the normals in g's own precision."""
@@ -200,42 +195,13 @@ class Keyed(Streams):
 
         _each_tile(tile, g.shape)
 
-    def _device_normals(self, out: torch.Tensor, nodes: Sequence[int], step: int) -> None:
-        """Draw on the device itself, by a generator that was made for it."""
-        _refuse_wide(step=step)
-        here, key = torch.tensor(list(nodes), device=out.device), self.philox_key(out.device)
-
-        def kernel(rows: torch.Tensor) -> None:
-            from privsgp.kernels import push
-
-            push.fill_normal(rows, here, key, step)
-
-        _fill_device(out, out.dtype, kernel)
-
 
 def _real(out: torch.Tensor) -> type[np.floating[Any]]:
     return np.float32 if out.dtype == torch.float32 else np.float64
 
 
-def _device_key(drawn: Streams, device: torch.device) -> torch.Tensor:
-    """Return a copy of a draw's key on a device; from page-locked memory nobody waits for it.
-
-    It is the draw's own: that of the source may be another thread's already.
-    """
-    key = torch.from_numpy(np.frombuffer(drawn._keys["noise"], "<i4").copy())
-    return key.pin_memory().to(device, non_blocking=True) if device_of(device).has_cudnn else key.to(device)
-
-
-@lru_cache(8)
-def _numbers(start: int, stop: int, device: torch.device) -> torch.Tensor:
-    """Return start … stop − 1 on a device: those of a run's nodes, step after step."""
-    return torch.arange(start, stop, device=device)
-
-
 class Secure(Streams):
     """Secret noise and coins: ChaCha20 under keys from the operating system, which this object shows to nobody.
-
-    Noise for a GPU is drawn there, with a copy of its key in the GPU's memory, where Triton can be imported.
 
     Guarantee: without the keys, noise and coins cannot be told from independent ones (ChaCha20 is a pseudo-random
     function). No (key, nonce) is used twice. Every draw has a new key, computed from the last one, fresh bytes of the
@@ -264,57 +230,33 @@ class Secure(Streams):
     def fill_normal(self, out: torch.Tensor, nodes: Sequence[int], step: int) -> None:
         """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`; each can be drawn once."""
         _refuse_shape(out, nodes)
-        nodes, drawn = self._claim_all("noise", nodes, step)
+        nodes, drawn = self.claim("noise", nodes, step)
         if device_of(out).in_host_memory:
             drawn._fill(out.numpy(), nodes, step, np.float64)
         else:
-            _fill_device(out, torch.float64, lambda rows: self._device_normals(rows, nodes, step, drawn))
+            from privsgp.randomness import on_device
+
+            on_device.fill_secret(out, drawn, nodes, step)
 
     def add_(self, g: torch.Tensor, nodes: Sequence[int], step: int, sigma: npt.NDArray[np.float64]) -> None:
         """Add σ times the normals in float64 and round to the grid; each can be drawn once. A row with σ = 0 stays."""
-        nodes, drawn = self._claim_all("noise", nodes, step)
+        nodes, drawn = self.claim("noise", nodes, step)
         noised = np.flatnonzero(sigma[:, 0])
-        levels = np.array([sigma, _spacings(sigma[:, 0])[:, None]])[:, noised]
+        levels = np.array([sigma, spacings(sigma[:, 0])[:, None]])[:, noised]
         whole = len(noised) == len(g) and g.dtype == torch.float64
         wide = g.numpy() if whole else g.numpy()[noised].astype(np.float64)
         drawn._to_cells(wide, [nodes[r] for r in noised], step, levels)
         if not whole:
             g.numpy()[noised] = wide
 
-    @staticmethod
-    def _device_normals(out: torch.Tensor, nodes: Sequence[int], step: int, drawn: Streams) -> None:
-        """Draw on the device itself."""
-        from privsgp.kernels import chacha
-
-        for node in nodes:
-            _refuse_wide(node=node, step=step)
-        here = torch.tensor(list(nodes), dtype=torch.int64, device=out.device)
-        chacha.fill_normal(out, here, _device_key(drawn, out.device), step)
-
-    def device_step_(
-        self, x: torch.Tensor, g: torch.Tensor, nodes: range, step: int, *,
-        levels: torch.Tensor, step_size: float,
-    ) -> None:  # fmt: skip
-        """Take γ times g [m, d] with its noise, rounded to its grid, from x, in one kernel; see `chacha.step`.
-
-        Guarantee: that of `add_noise_`; nothing waits for the device.
-        """
-        from privsgp.kernels import chacha
-
-        for node in (nodes[0], nodes[-1]):
-            _refuse_wide(node=node, step=step)
-        _, drawn = self._claim_all("noise", nodes, step)
-        here = _numbers(nodes.start, nodes.stop, x.device)
-        chacha.step(x, g, here, levels, _device_key(drawn, x.device), step, step_size)
-
     def coins(self, nodes: Sequence[int], step: int, count: int) -> npt.NDArray[np.uint64]:
         """Return `count` coins of each node; those of one (node, step) can be drawn once."""
-        nodes, drawn = self._claim_all("coins", nodes, step)
+        nodes, drawn = self.claim("coins", nodes, step)
         coins = np.empty((len(nodes), count), np.uint64)
         drawn._read([coins], "coins", nodes[:1], step)  # the key is this draw's own: one stream has all words
         return coins
 
-    def _claim_all(self, purpose: str, nodes: Sequence[int], step: int) -> tuple[list[int], Streams]:
+    def claim(self, purpose: str, nodes: Sequence[int], step: int) -> tuple[list[int], Streams]:
         """Return the nodes, as plain numbers, and streams of a new key; refuse what may have been drawn before."""
         claimed, step = [operator.index(i) for i in nodes], operator.index(step)
         with _CLAIMS:
@@ -348,8 +290,8 @@ Source = Keyed | Secure  # several threads may draw from one at a time
 def add_noise_(g: torch.Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float]) -> None:
     """Add N(0, σ_r² I) to each row of `g` [m, d] in place (Algorithm 1, line 8).
 
-    Guarantee: with a secret source the sum is formed in float64 and rounded by `snap_` before anything else sees it,
-    so that what leaves is a rounding of the ideal Gaussian mechanism's output, up to the error that `snap_` states.
+    Guarantee: with a secret source the sum is formed in float64 and rounded to a grid (`spacing`) before anything else
+    sees it. So what leaves is a rounding of the ideal Gaussian mechanism's output, up to what `sampler_cost` counts.
     With a simulated source it is a plain sum in `g`'s own precision.
 
     Assumes: `g` and `sigma` are what the mechanism says; a row with σ = 0 is returned as it is, unprotected.
@@ -357,70 +299,31 @@ def add_noise_(g: torch.Tensor, source: Source, nodes: Sequence[int], step: int,
     _refuse_shape(g, nodes)
     if device_of(g).in_host_memory:
         source.add_(g, nodes, step, np.array(sigma, np.float64)[:, None])
-        return
-    noised = torch.empty(g.shape, dtype=torch.float64 if source.secret else g.dtype, device=g.device)
-    source.fill_normal(noised, nodes, step)
-    noised.mul_(torch.tensor(sigma, dtype=noised.dtype, device=g.device)[:, None]).add_(g)
-    if source.secret:
-        snap_(noised, sigma)
-    g.copy_(noised)
+    else:
+        from privsgp.randomness import on_device
+
+        on_device.add_noise_(g, source, nodes, step, sigma)
 
 
-def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
-    """Round each row of the noised `y` [m, d] to a public grid of spacing 2^(round(log₂ σ_r) − 4), in place.
+def spacings(sigma: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the spacing of each row's grid; 0 where there is no noise."""
+    return np.array([spacing(s) if s else 0.0 for s in sigma])
+
+
+def spacing(sigma: float) -> float:
+    """Return the spacing of the public grid that noised sums are rounded to: 2^(round(log₂ σ) − 4).
 
     Why: the floats reachable as g + σN differ from one g to the next (Mironov 2012), and a sampler's own outputs can be
     recognised by their low bits (Holohan and Braghin 2021). A grid cell holds about 2⁴⁸ float64 noise values whatever g
     is: every cell near the mean is reachable from every g, and the bits those attacks read are gone.
-
-    Guarantee: in exact arithmetic this is post-processing and costs no privacy. In float64 a coordinate falls into
-    another cell than in exact arithmetic only if it lies within its rounding error, 2⁻⁵³ (|g| + 30 |σN|) for most, of
-    a cell's edge. That changes a cell's probability by a factor within 10⁻¹² of 1, mostly; `computed` counts it.
-
-    Assumes: `y` was summed in float64; log, sqrt, cos and sin err by at most 4 ulp. No claim about timing.
     """
-    spacings = _spacings(sigma)
-    if len(spacings) != len(y):
-        raise ValueError(f"{len(spacings)} σ for {len(y)} rows")
-    start = 0
-    for grid, alike in groupby(spacings.tolist()):
-        stop = start + len(list(alike))
-        if grid:
-            y[start:stop].div_(grid).round_().mul_(grid).add_(0.0)  # −0 would tell more than its cell
-        start = stop
-
-
-def levels(sigma: Sequence[float], device: torch.device) -> torch.Tensor:
-    """Return each σ, the spacing of its grid and one over that, [m, 3]: what `Secure.device_step_` wants."""
-    grid = [_spacing(s) for s in sigma]
-    return torch.tensor(list(zip(sigma, grid, [1 / s for s in grid], strict=True)), dtype=torch.float64, device=device)
-
-
-def _spacings(sigma: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return np.array([_spacing(s) if s else 0.0 for s in sigma])
-
-
-def _spacing(sigma: float) -> float:
     if not SIGMAS[0] <= sigma <= SIGMAS[1]:
         raise Refused(f"sigma = {sigma}", "take noise between 2^-900 and 2^900: float64 has no room for its grid")
     return 2.0 ** (round(math.log2(sigma)) - _GRID_BITS)
 
 
-def _fill_device(out: torch.Tensor, dtype: torch.dtype, kernel: Callable[[torch.Tensor], None]) -> None:
-    """Let a kernel fill `out`, or contiguous rows of its own precision that are copied there."""
-    if not have_triton() or out.shape[1] >= LONGEST:
-        raise Refused(
-            f"noise of {out.shape[1]:,} numbers a node on {out.device}",
-            f"install Triton; a GPU draws fewer than {LONGEST:,} numbers a node, and engine.device = 'cpu' any number",
-        )
-    fits = out.is_contiguous() and out.dtype == dtype
-    rows = out if fits else torch.empty(out.shape, dtype=dtype, device=out.device)
-    kernel(rows)
-    if rows is not out:
-        out.copy_(rows)
-
-
-def _refuse_wide(**fields: int) -> None:
+def refuse_wide(**fields: int) -> None:
+    """Refuse a number that would not fit into the nonce of a stream."""
     for name, value in fields.items():
         if not 0 <= value < _WIDE:
             raise Refused(f"{name} = {value}", "a stream of noise or coins is named by numbers from 0 to 2^32 - 1")

@@ -14,10 +14,7 @@ from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.engine.spec import NodeBudgets
 from privsgp.errors import Refused
-from privsgp.outside import between
 from privsgp.runs import shared_noise
-from privsgp.transport.rendezvous import Processes
-from privsgp.transport.world import World, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
 
 
 _ROOM = 1 + 2.0**-17  # for what the sampler of shared noise costs where other nodes add less than a node expects
-_APART = 1e12  # by which σ of two nodes may differ: beyond, the weight of one in the average would vanish
 
 
 def settings(config: Config) -> Settings:
@@ -123,7 +119,6 @@ def calibrate_nodes(
     config: Config,
     samples: Sequence[int],
     slack: float,
-    world: World | None = None,
     releases: Sequence[int] = (),
     coordinates: int = 0,
     agreed: dict[str, Any] | None = None,
@@ -131,9 +126,9 @@ def calibrate_nodes(
 ) -> NodeBudgets:
     """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
 
-    Of several processes each calibrates its own nodes and tells the others: σ is public. `releases` are K_i where nodes
-    release unequally often; else each does at every step. `coordinates` is the length of a message. `agreed` are the
-    σ_i, and what shared noise is made of, where sites have settled them: each checks its own. `earlier` returns a
+    All of it follows from public numbers: each of several processes does it for all nodes. `releases` are K_i where
+    nodes release unequally often; else each does at every step. `coordinates` is the length of a message. `agreed` are
+    the σ_i, and what shared noise is made of, where sites have settled them: each checks its own. `earlier` returns a
     node's mechanism counted together with what it released in runs that this one continues, of which at most so many
     nodes were honest.
     """
@@ -148,12 +143,6 @@ def calibrate_nodes(
     bare = [
         algorithm.mechanism(made, sigma=sigmas[i], batch=batches[i], samples=samples[i], kappa=slack) for i in range(n)
     ]
-    world = world or World()
-    if config.pairwise and config.seed is None and not world.alone:
-        raise Refused(
-            f"privacy.noise = {config.privacy.noise!r} in {world.size} processes",
-            "take 'independent' under torchrun; sites that share noise use `privsgp join`, which exchanges signed keys",
-        )
     mechanisms = [m.changed(coordinates=coordinates) for m in bare]
     if config.pairwise:
         mechanisms = [Shared(m, config.honest, n - 1) for m in mechanisms]
@@ -162,16 +151,14 @@ def calibrate_nodes(
     mechanisms = [by_person(config, earlier(i, m, n), samples, shown) for i, m in enumerate(mechanisms)]
     if allowance is not None:
         weighed = config.pairwise and config.algorithm.weights == "noise"  # by what each node needs, not by what it has
-        if agreed is None or weighed:
-            sigmas = _searched(config, mechanisms, allowance, budgets, deltas, world)
-        else:
-            sigmas = agreed["sigma"]
+        settled = agreed is not None and not weighed
+        sigmas = agreed["sigma"] if settled else _searched(config, mechanisms, allowance, budgets, deltas)
         mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, sigmas, strict=True)]
 
     covariance, curve = None, None
     if config.pairwise:
-        settled = None if agreed is None else agreed["shared_noise"]
-        covariance = shared_noise.share_noise(config, samples, [m.sigma for m in mechanisms], world, settled)
+        noise = None if agreed is None else agreed["shared_noise"]
+        covariance = shared_noise.share_noise(config, samples, [m.sigma for m in mechanisms], noise)
         least, effective = min(covariance.own_sigma), covariance.effective(config.honest)
         bases = [m.changed(coordinates=coordinates, sigma=sigma) for m, sigma in zip(bare, effective, strict=True)]
         shared = [Shared(m, config.honest, n - 1, least) for m in bases]
@@ -188,10 +175,10 @@ def calibrate_nodes(
 
 def _searched(
     config: Config, mechanisms: Sequence[Mechanism], allowance: Sequence[int], budgets: Sequence[Any],
-    deltas: Sequence[float], world: World,
+    deltas: Sequence[float],
 ) -> list[float]:  # fmt: skip
-    """Return the σ_i that budgets need: each process searches for its own nodes'."""
-    p, n = config.privacy, len(mechanisms)
+    """Return the σ_i that budgets need."""
+    p = config.privacy
     search = functools.cache(calibration.sigma)  # nodes that are alike need the same
 
     def calibrated(i: int) -> float:
@@ -202,13 +189,9 @@ def _searched(
             found = search(mechanisms[i], max(1, allowance[i]), budgets[i], deltas[i], p.relation)
         return found * _ROOM if config.pairwise else found
 
-    here = blocks(n, world.size)[world.rank]
-    own = world.all_or_none(lambda: [calibrated(i) for i in here])
-    sigmas: list[float] = world.all_gather_nodes(own, between(shared_noise.LEAST, 1 / shared_noise.LEAST, float), n)
-    if isinstance(world, Processes):
-        _refuse_apart(world, sigmas, own)
+    sigmas = [calibrated(i) for i in range(len(mechanisms))]
     # Of a sum each node is counted as if all added as much noise as it does.
-    return [max(sigmas)] * n if config.trust == "secure aggregation" else sigmas
+    return [max(sigmas)] * len(sigmas) if config.trust == "secure aggregation" else sigmas
 
 
 def by_person(config: Config, mechanism: Mechanism, samples: Sequence[int], shown: float = 1.0) -> Mechanism:
@@ -238,14 +221,6 @@ def _curve(
         return accountant.epsilon(whole, releases, deltas[node], config.privacy.relation).epsilon
 
     return trust_curve(covariance, node, shared[node], epsilon)
-
-
-def _refuse_apart(world: Processes, received: Sequence[float], own: Sequence[float]) -> None:
-    """Refuse a peer whose σ no sizes and budgets could set apart from ours so far: weights are made of them."""
-    for rank, block in enumerate(blocks(len(received), world.size)):
-        for i in block:
-            if not min(own) / _APART <= received[i] <= max(own) * _APART:
-                world.refuse(rank, f"says σ = {received[i]:g} of its node {i}, where {own[0]:g} is needed here")
 
 
 def batch_sizes(config: Config, samples: Sequence[int]) -> list[float]:

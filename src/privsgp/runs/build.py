@@ -16,6 +16,7 @@ from privsgp.errors import Refused
 from privsgp.features.options import pretraining
 from privsgp.gradients import Layout
 from privsgp.gradients.rounding import kappa, least_difference_clip
+from privsgp.randomness import REGISTERED
 from privsgp.randomness.noise import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs.budgets import calibrate_nodes, settings, spare
@@ -33,13 +34,11 @@ if TYPE_CHECKING:
     from privsgp.runs.config import Config
     from privsgp.runs.phases import Phase
     from privsgp.runs.resolve import Resolved
-    from privsgp.transport.world import World
 
 
 def build_run(
-    resolved: Resolved, world: World | None = None, agreed: dict[str, Any] | None = None,
-    phases: Sequence[Sequence[Phase]] = (),
-) -> RunSpec:  # fmt: skip
+    resolved: Resolved, agreed: dict[str, Any] | None = None, phases: Sequence[Sequence[Phase]] = ()
+) -> RunSpec:
     """Decide everything: σ_i from budgets, the clock, the device. What is impossible is refused here.
 
     `agreed` are the σ_i and the shared noise that sites have agreed on; `phases` are, by node, ended runs that it
@@ -57,13 +56,13 @@ def build_run(
     places = learning.places
     slack = kappa(dtype, device, positions=places)
     earlier = {} if not phases else {"earlier": lambda i, own, honest: continued(own, phases[i], honest)}
-    protection = calibrate_nodes(config, problem.samples, slack, world, releases, dim, agreed, **earlier)
+    protection = calibrate_nodes(config, problem.samples, slack, releases, dim, agreed, **earlier)
     weighted, least = protection.mechanisms[0].weighted, least_difference_clip(config.privacy.clip, dtype, places)
     clip = None if weighted is None else weighted.difference_clip
     if clip is not None and clip < least:
         what = f"algorithm.difference_clip = {clip:g} with entries that are rounded to float32"
         raise Refused(what, f"take at least {least:g}: rounding moves an entry too")
-    c = protection.covariance
+    c, noise = protection.covariance, REGISTERED.get(config.privacy.noise, IndependentNoise)()
     spec = RunSpec(
         name=config.name,
         seed=config.seed,
@@ -86,7 +85,7 @@ def build_run(
         momentum=a.momentum,
         weights=_weights(config, problem.samples, protection),
         final_model=a,
-        noise=IndependentNoise() if c is None else PairwiseNoise(c, config.honest),
+        noise=noise if c is None else PairwiseNoise(c, config.honest),
         sites=config.data.sites or (),
         share_metrics=config.test_is_public,
         pretraining=pretraining(config.features.name),
@@ -130,6 +129,7 @@ def _learning(problem: Problem, device: torch.device, dtype: torch.dtype) -> Lea
     return Learning(
         problem.model, problem.loss, problem.correct, inputs, targets, test, stacked.samples, d.vocabulary,
         problem.measure, rows=1 if d.persons is None else d.persons.most,
+        weights=None if stacked.weights is None else place(stacked.weights),
     )  # fmt: skip
 
 

@@ -49,7 +49,7 @@ from privsgp.files import flat, read_toml
 from privsgp.graph import GRAPHS
 from privsgp.models.options import MODELS
 from privsgp.options import Count, NotNegative, Options, Positive, Probability, Section, option
-from privsgp.randomness import NOISES
+from privsgp.randomness import NOISES, REGISTERED
 from privsgp.runs.refusals import AUTO, CLIP, GONE, close, refusal
 
 if TYPE_CHECKING:
@@ -433,7 +433,7 @@ class Config(Options):
 
     def _person_rules(self) -> Rules:
         d, p, s = self.data, self.privacy, self.privacy.sites_per_person
-        for key in ("rows_per_person", "rows_date"):
+        for key in ("rows_per_person", "rows_date", "rows_weight"):
             alone = getattr(d, key) is not None and d.person is None
             yield alone, f"data.{key} data.person", 'name the column that says whose row it is: person = "patient_id"'
         latest = (d.rows_choice == "latest") != (d.rows_date is not None)
@@ -449,8 +449,8 @@ class Config(Options):
         both = self.evaluation.share is not None and p.relation == "replace-one"
         remedy = "take 'zero-out': the sides have public sizes, and another person may be on the other side"
         yield both, "privacy.relation evaluation.share data.person", remedy
-        unnamed = d.images is not None and (d.person.count("{person}") != 1 or d.rows_date is not None)
-        yield unnamed, "data.person data.images", 'write it like "{person}_*.png", without rows_date'
+        unnamed = d.images is not None and (d.person.count("{person}") != 1 or d.rows_date or d.rows_weight)
+        yield unnamed, "data.person data.images", 'write it like "{person}_*.png", without rows_date and rows_weight'
         known = set() if d.schema is None else {*d.schema.encoded, *d.schema.target.columns}
         known |= set() if d.text is None else {d.text.column, d.text.label}
         yield (
@@ -475,6 +475,8 @@ class Config(Options):
         yield unknown, which, "give privacy.epsilon = 3.0, or privacy.sigma = 0.1 (0: no noise)"
         unheld = p.nominal and method.asynchronous
         yield unheld, "privacy.accountant algorithm.name", "take 'certified': no published noise holds for one node"
+        remedy = "give a seed: privsgp has no proof of this noise, so it is for simulations"
+        yield p.noise in REGISTERED and self.seed is None, "privacy.noise seed", remedy
         never = self.engine.checkpoint_every == 0 and self.seed is None
         yield never, "engine.checkpoint_every seed", "leave it out: after a crash all steps would be paid for again"
         for key in ("epsilon", "delta", "sigma") if self.trust == "secure aggregation" else ():

@@ -127,6 +127,8 @@ def read(path: Path) -> dict[str, Any]:
 
 def drafted(found: dict[str, Any]) -> tuple[Schema, str]:
     """Return a description's schema with centres, scales, class shares and time bins that follow it, and its cost."""
+    if found["simulation"]:
+        raise Refused("the description has a seed, so its noise hides nothing", "describe the tables without a seed")
     values, columns = found["schema"], found["columns"]
     schema = parse(values, NAME)
     for name, one in {**values["columns"], schema.target.column: values["target"]}.items():

@@ -73,6 +73,8 @@ def on_files(run: Path, template: str, changes: Sequence[str], say: Say = print)
         raise Refused(f"{run} holds out a share of its own data", "evaluate it on these: name its run.toml")
     config = started.with_section("data", path=str(Path(template).resolve()), test_path=None, sizes=None)
     config = configs.parse(config.model_dump(), changes, Path())
+    if None not in (who := {config.data.person, started.data.person}) and len(who) > 1:
+        raise Refused(f"data.person = {config.data.person!r}", f"{run} counts persons by {started.data.person!r}")
     config, problem = pooled(config, unencoded(config, None, range(config.data.nodes)))
     refuse_trained(config, Folder(run).run or "", _records(problem), say)
     return _evaluated(run, config, problem, say)
@@ -280,6 +282,13 @@ def of_folder(run: Path) -> list[dict[str, Any]]:
     return [
         read_json(path, Evaluated) | {"epsilon": max(one.epsilon for one in statements(path.parent))} for path in paths
     ]
+
+
+def together(evaluations: Sequence[dict[str, Any]]) -> list[str]:
+    """Say what several evaluations of a run spend together."""
+    n, spent = len(evaluations), [up(sum(one[key] for one in evaluations)) for key in ("epsilon", "delta")]
+    line = f"{n} evaluations of this run are {n} releases: together ε = {spent[0]}, δ = {spent[1]}"
+    return [f"{line} for each held-out {evaluations[0]['unit']}"] if n > 1 else []
 
 
 def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str]]:

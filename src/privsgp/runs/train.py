@@ -68,7 +68,7 @@ def run(
         if _is_finished(folder, resolved.config, around, world, resume=resume):
             return load_result(folder, problem.model, problem.encoder, cards.card(resolved.config, problem))
         records = _records(resolved, world)
-        spec = build_run(resolved, world)
+        spec = build_run(resolved)
         training = Trainer(spec, folder, watch, world)
         world.all_or_none(lambda: locks.enter_context(folder.locked()))
         also = [(booked.HELD_OUT, False, problem.aside)] if problem.aside else []
@@ -92,7 +92,7 @@ def release(
     with contextlib.ExitStack() as locks:
         folder, resolved = _resolve(config, problem, out, world, resume=False)
         records = _records(resolved, world)
-        spec = build_run(resolved, world)
+        spec = build_run(resolved)
         look(spec)
         training = Trainer(spec, folder, None, world)
         locks.enter_context(folder.locked())
@@ -181,6 +181,10 @@ def _circumstances(resolved: Resolved, world: World) -> dict[str, Any]:
     if not world.alone and (algorithm.asynchronous or algorithm.network in ("server", "alone")):
         what = f"algorithm.name = {algorithm.name!r} with {world.size} processes"
         raise Refused(what, "run it in one process, without torchrun")
+    if not world.alone and resolved.config.pairwise and resolved.config.seed is None:
+        what = f"privacy.noise = {resolved.config.privacy.noise!r} in {world.size} processes"
+        remedy = "take 'independent'; sites that share noise use `privsgp join`, which exchanges signed keys"
+        raise Refused(what, remedy)
     return {"processes": world.size}
 
 

@@ -6,15 +6,11 @@ this site's certificate.
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import socket
-import ssl
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-
-from cryptography import x509
 
 from privsgp.accounting.book import Book
 from privsgp.engine.folder import Folder
@@ -131,34 +127,14 @@ def _in_use(run: Path) -> bool:
 def _peer(card: Card, site: Site, agreement: Agreement) -> str:
     """Dial a site as `join` does."""
     if card.address is None:
-        return f"dials out only{_way(card, site, agreement)}"
+        return "dials out only"
     try:
         with dialled(site, card) as channel:
             channel.unary_unary(f"/{SERVICE}/Doctor")(b"", timeout=_PATIENCE)
     except grpc.RpcError as error:
         if error.code() != grpc.StatusCode.UNIMPLEMENTED:
-            what, remedy = cause_of(error, site, card, agreement.command(card))
-            raise Refused(what + (_issuer(card) if "another key" in what else ""), remedy) from error
+            raise Refused(*cause_of(error, site, card, agreement.command(card))) from error
     return f"{card.address} answers with the key of its card, and accepts this site"
-
-
-def _way(card: Card, site: Site, agreement: Agreement) -> str:
-    """Say how messages travel between this site and one that nobody can dial."""
-    if site.card.address is not None:
-        return ""
-    ends = {one.identity: node for node, one in enumerate(agreement.roster)}
-    own, other = ends.get(site.card.identity), ends[card.identity]
-    if agreement.relay is None or not {(own, other), (other, own)} & agreement.links:
-        return ", as this site does: the graph has no link between the two"
-    return f", as this site does: their messages travel through the relay {agreement.relay.name}"
-
-
-def _issuer(card: Card) -> str:
-    """Say who issued the certificate that is shown at a site's address: it is looked at, not trusted."""
-    with contextlib.suppress(OSError, ValueError):
-        shown = ssl.get_server_certificate(_split(card.address or ""), timeout=_PATIENCE)
-        return f" (issued by {x509.load_pem_x509_certificate(shown.encode()).issuer.rfc4514_string()})"
-    return ""
 
 
 def _split(address: str) -> tuple[str, int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import threading
@@ -34,7 +33,7 @@ from privsgp.runs import card as cards
 from privsgp.runs.summary import measured_by_first
 from privsgp.runs.summary import summary as summarised
 from privsgp.runs.train import save_model, versions
-from privsgp.sites import amend, continuing, signed, status, web
+from privsgp.sites import amend, continuing, signed, status
 from privsgp.sites import sums as site_sums
 from privsgp.sites.agreement import Agreement, refuse_counted
 from privsgp.sites.audit import Audit
@@ -135,8 +134,8 @@ def wire(site: Site, agreement: Agreement, folder: Folder, rounding: Rounding | 
 
 def join(
     study: Path, file: Path, *, home: Path, out: Path | None = None, device: str = "cpu", moved: bool = False,
-    watch: Watcher | None = None, say: Callable[[str], None] = lambda _text: None, metrics: str | None = None,
-    test: Path | None = None, ended: Path | None = None,
+    watch: Watcher | None = None, say: Callable[[str], None] = lambda _text: None, test: Path | None = None,
+    ended: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Take part in a run until it ends, and return the site's summary; `test` are public data to try the model on.
 
@@ -172,16 +171,7 @@ def join(
         trainer = SiteTrainer(spec, folder, network.transport, network.stopping, watch, network.pairs)
         _take_up_links(folder, network.transport)
 
-        epsilon = functools.lru_cache(1)(spec.protection.epsilon)
-
-        def spent() -> float | None:
-            return epsilon(node, trainer.budget_guard.releases()[0]) if spec.algorithm.private else None
-
-        with (
-            network.opened(),
-            status.kept(network, folder),
-            _metrics(metrics, lambda: status.metrics(network, spent())),
-        ):
+        with network.opened(), status.kept(network, folder):
             try:
                 _wait_for_signatures(network, say)
                 network.members.enter("training")
@@ -200,14 +190,6 @@ def join(
             network.members.enter("finished")
             _see_off(network, say)
         return summary
-
-
-def _metrics(address: str | None, made: Callable[[], str]) -> contextlib.AbstractContextManager[None]:
-    """Serve metrics for Prometheus at HOST:PORT/metrics, if asked for."""
-    if address is None:
-        return contextlib.nullcontext()
-    pages = {"/metrics": lambda: web.Answer(made(), "text/plain; version=0.0.4")}
-    return web.served("--metrics", address, pages)
 
 
 def _opened(study: Path, home: Path, out: Path | None) -> tuple[Site, Agreement, Folder]:

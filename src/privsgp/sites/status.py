@@ -1,7 +1,7 @@
 """The status of a run at a site: each site, each link, and the cause of a failure.
 
-`state` is the one source: `privsgp status` and its page read it from status.json, Prometheus as metrics, which are off
-unless asked for. It decides nothing, and nothing of it depends on records: steps, links, messages, sites, refusals.
+`state` is the one source: `privsgp status` and its pages read it from status.json. It decides nothing, and nothing of
+it depends on records: steps, links, messages, sites, refusals.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import ledger, policy
 from privsgp.accounting.book import Book
-from privsgp.accounting.shown import up
 from privsgp.errors import Refused
 from privsgp.files import finite, read_bytes
 from privsgp.sites.net.causes import Cause, own_certificate
 from privsgp.sites.protocol.peers import RELAY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
     from privsgp.engine.folder import Folder
@@ -142,50 +141,6 @@ def _write(network: Network, folder: Folder, seconds_left: float | None = None) 
     with contextlib.suppress(OSError):  # a full disk: the run itself says so
         temporary.write_text(json.dumps(state(network, seconds_left)))
         temporary.replace(folder.path / "status.json")
-
-
-def metrics(network: Network, spent: float | None = None) -> str:
-    """Return the metrics of a site; `spent` is its ε so far."""
-    members, seen = network.members, state(network)
-    posted, taken, missed = network.transport.counts.tolist()
-    sites = {f'{{site="{name}"}}': one for name, one in seen["sites"].items()}
-    links = {f'{{source="{one["source"]}",target="{one["target"]}"}}': one for one in seen["links"]}
-    failing = {label: one["error"] is not None for label, one in links.items()}
-    budget = network.agreement.epsilon[network.node]
-    epsilon = {"spent": spent, "budget": budget}
-    lines = [
-        *_metric("epsilon", "gauge", "ε of this site, rounded up: spent so far, and agreed on.",
-            {f'{{kind="{kind}"}}': float(up(value)) for kind, value in epsilon.items() if value is not None},
-        ),
-        *_metric("step", "gauge", "Steps and rounds of mixing that are done.", {"": members.step}),
-        *_metric("rounds", "gauge", "Steps and rounds of mixing in all.", {"": members.agreement.rounds}),
-        *_metric("sites_present", "gauge", "Sites that are there, this one included.", {"": members.count()}),
-        *_metric("paused", "gauge", "1 while the run waits for other sites.", {"": int(members.phase == "paused")}),
-        *_metric(
-            "messages_total", "counter", "Messages.",
-            {'{kind="posted"}': posted, '{kind="taken"}': taken, '{kind="missed"}': missed},
-        ),
-        *_metric("peer_step", "gauge", "The newest step known of a site.", _column(sites, "step")),
-        *_metric("peer_there", "gauge", "1 if a site has spoken to this one lately.", _column(sites, "there")),
-        *_metric("link_step", "gauge", "The step of the last message over a link.", _column(links, "step")),
-        *_metric("link_age_seconds", "gauge", "Seconds since that message.", _column(links, "seconds_ago")),
-        *_metric("link_bytes_total", "counter", "Bytes of messages over a link.", _column(links, "bytes")),
-        *_metric("link_failing", "gauge", "1 while a link fails.", failing),
-        *_metric("refused_total", "counter", "What was refused at the border since this process began.",
-            {f'{{kind="{kind}"}}': count for kind, count in seen["refused"].items()},
-        ),
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
-
-
-def _column(rows: dict[str, dict[str, Any]], key: str) -> dict[str, float]:
-    return {label: row[key] for label, row in rows.items() if row[key] is not None}
-
-
-def _metric(name: str, kind: str, meaning: str, values: Mapping[str, float]) -> list[str]:
-    full = f"privsgp_site_{name}"
-    shown = [f"{full}{label} {value + 0}" for label, value in values.items()]  # True is 1
-    return [f"# HELP {full} {meaning}", f"# TYPE {full} {kind}", *shown]
 
 
 def read(agreement: Agreement, site: Site, place: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The same Trainer at a site: every step is committed before it is sent, and a restarted site goes on from there.
 
 A commit is a checkpoint in the middle of a step: x^{k+½} with its noise, w, the sums of all links, and what the
-algorithm remembers; of a table where it is, in a journal of what each step changed (journal.py).
+algorithm remembers, tables included.
 After a crash the same messages go out again, from the commit: no fresh noise, no second charge. What was computed and
 not committed was not sent, and is made again (docs/proofs/recovery.md).
 """
@@ -12,17 +12,13 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from privsgp.algorithms import Exchange, Release, State
-from privsgp.algorithms.saga import TablePushSum
 from privsgp.engine import checkpoint
 from privsgp.engine.budget_guard import heads
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.drive import RunDriver
 from privsgp.engine.trainer import Trainer
 from privsgp.files import sync_names
-from privsgp.sites.journal import Journal
 from privsgp.transport.protocol import refuse_wild
 
 if TYPE_CHECKING:
@@ -99,7 +95,6 @@ class SiteTrainer(Trainer):
         self._network, self._pairs = network, pairs
         self._pending: int | None = None  # a step that is committed, and whose messages may not have left yet
         self._round = 0  # the first step or round of mixing that was not begun
-        self._journal: Journal | None = None
         self._began, self._spent = time.perf_counter(), 0.0
         super().__init__(replace(spec, checkpoint_every=0), folder, watch)  # each step is committed
         self.stopping = stopping
@@ -116,8 +111,6 @@ class SiteTrainer(Trainer):
     def _begin(self) -> tuple[int, float]:
         """Take up the last commit; its step counts as done, once `_recover` has finished it."""
         self.algorithm.begin(self._start().z)
-        if isinstance(self.algorithm, TablePushSum):
-            self._journal = Journal(self.folder.checkpoint.parent, self._table_rows())
         found = checkpoint.last_common(self.folder, self.world, self.spec.shared_hash)
         if found is None:
             self.budget_guard.resume(0, commits=True)
@@ -125,8 +118,6 @@ class SiteTrainer(Trainer):
             return 0, 0.0
         path, progress = found
         self.state = checkpoint.load_into(path, self.state, self._memory())
-        if self._journal is not None:
-            self._journal.replay()
         self.algorithm.restored(self.state.z)
         self.driver, self._spent = self._driver(progress.bytes_sent), progress.seconds
         self._pending = progress.step
@@ -136,29 +127,6 @@ class SiteTrainer(Trainer):
         if self._pairs is not None:
             self._pairs.used(progress.step)
         return min(self._round, self.spec.steps), progress.seconds
-
-    def _memory(self) -> dict[str, list[Tensor]]:
-        """Return what a commit must hold: of a table where its journal is, and its mean."""
-        memory = super()._memory()
-        if self._journal is None:
-            return memory
-        rows = self._table_rows()
-        place = {f"journal.{name}": [value] for name, value in self._journal.place().items()}
-        return {name: value for name, value in memory.items() if name not in rows} | place
-
-    def _table_rows(self) -> dict[str, Tensor]:
-        """Return the arrays of the algorithm's table that have a row for each entry."""
-        return {name: value for name, value in self.algorithm.arrays().items() if name != "mean"}
-
-    def _changed(self, k: int) -> Tensor:
-        """Return which rows of the table step k has changed; a round of mixing changes none."""
-        drawn = self.randomness.drawn
-        if k >= self.spec.steps or not drawn or not isinstance(self.algorithm, TablePushSum):
-            return torch.empty(0, dtype=torch.int64)
-        last = len(next(iter(self._table_rows().values()))[0]) - 1
-        rows = torch.unique(torch.cat([one.rows for one in drawn], 1)[0])
-        changed: Tensor = rows[rows != last]
-        return changed
 
     def _recover(self) -> None:
         """Send the committed step's messages, again or for the first time, and take what has arrived."""
@@ -177,14 +145,10 @@ class SiteTrainer(Trainer):
         """Make step k durable, before its message is recorded and sent."""
         refuse_wild(k, x, self.spec.here)
         spent = self._spent + time.perf_counter() - self._began
-        if self._journal is not None:
-            self._journal.write(self._changed(k))
         known = heads(self.budget_guard.ledgers)
         progress = Progress(k, 0, spent, self.driver.bytes_sent, self.spec.shared_hash, known)
         checkpoint.save(self.folder.checkpoint, progress, State(x, w, x), self._memory(), self.folder.run or "")
         sync_names(self.folder.checkpoint.parent)  # a power cut must not bring the one before it back
-        if self._journal is not None:
-            self._journal.committed()
 
     def _mixed_on(self, k: int, s: State) -> State:
         """Mix without gradients to the last round of the agreement; a budget that was spent early leaves more rounds.

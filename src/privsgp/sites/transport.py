@@ -64,7 +64,7 @@ class SitesTransport(Transport):
         self.arrived: list[Sums] = [np.zeros(self.agreement.weights + 1) for _ in self.sources]
         self.newest = torch.full((len(self.sources),), -1)  # the step of the message that was taken last
         self.last = torch.full((len(self.targets),), -1)  # the step of each link's newest message
-        self.kept = torch.ones(1, dtype=torch.float64)  # the share that the node kept of itself at the last step
+        self.given = torch.zeros(len(self.targets), dtype=torch.float64)  # the share of each link at the last step
         self.rounding = rounding
         # The rest of x and w that the node kept, if messages are rounded; the last step at which each link began anew.
         self.held = () if rounding is None else (rounding.start.cpu().clone(), torch.ones(1, dtype=torch.float64))
@@ -82,7 +82,7 @@ class SitesTransport(Transport):
         """Split what the node holds among its links, and make the messages of step k; none of them leaves yet."""
         links, shares = self._shares(k)  # asked once: sites may come and go at any moment
         self.refuse_copy()
-        self.kept.fill_(1 - _sum(shares))
+        self.given.zero_()[links] = torch.from_numpy(shares)
         if self.rounding is None:
             for link, share in zip(links.tolist(), shares.tolist(), strict=True):
                 self.sums[link] = grown(self.sums[link], x[0].cpu().numpy(), float(w[0]), share)
@@ -167,7 +167,7 @@ class SitesTransport(Transport):
 
     def arrays(self) -> dict[str, Tensor]:
         """Return what a commit must hold besides x and w."""
-        own = {"last": self.last, "kept": self.kept, "counts": self.counts, "newest": self.newest}
+        own = {"last": self.last, "given": self.given, "counts": self.counts, "newest": self.newest}
         own |= {"held.x": self.held[0], "held.w": self.held[1], "anew": self.anew} if self.held else {}
         for way, nodes, sums in (("sums", self.targets, self.sums), ("arrived", self.sources, self.arrived)):
             own |= {f"{way}.{node}": torch.from_numpy(one) for node, one in zip(nodes, sums, strict=True)}
@@ -183,11 +183,15 @@ class SitesTransport(Transport):
         """Return the links that step k uses, and the share of each; the share of a site that is not there is kept.
 
         It would lie on the link, and w with it: (2/3)^k of it would be left after k steps without one of three sites.
+        Through a relay a message leaves with a share of 0: its target never hears that none will come.
         """
-        edges = self.graph.edges(k)
+        edges, gone = self.graph.edges(k), self.members.gone()
         absent = [i for i in self.targets if not self.members.is_there(i) and not self.agreement.is_sum]
-        own = (edges.source == self.node) & (edges.target != self.node) & ~np.isin(edges.target, absent)
-        return np.searchsorted(self.targets, edges.target[own]), edges.share[own]
+        idle = [i for i in absent if i not in gone and self.agreement.is_relayed((self.node, i))]
+        own = (edges.source == self.node) & (edges.target != self.node)
+        own &= ~np.isin(edges.target, absent) | np.isin(edges.target, idle)
+        targets = edges.target[own]
+        return np.searchsorted(self.targets, targets), np.where(np.isin(targets, idle), 0.0, edges.share[own])
 
     def _signed(self, link: int) -> Frame:
         """Sign the newest sums of a link."""
@@ -225,11 +229,6 @@ class SitesTransport(Transport):
             link, sums = self.sources.index(frame.header.source), frame.sums()
             self.arrived[link] = sums if sums.flags.writeable else sums.copy()  # PyTorch takes no other
             self.newest[link] = frame.header.step
-        flow = {j: float(self.sums[self.targets.index(j)][-1]) for j in self.sources if j in self.targets}
-        flow = {j: sent - float(self.arrived[self.sources.index(j)][-1]) for j, sent in flow.items()}
-        drained = None if self.members.gone() else self.outliers.drained(k, float(w[0]), arrived, flow)
-        if drained is not None:  # no link is stopped: honest sites lose weight too, to a site that is down
-            self.members.accuse(drained[0].source, drained[1])
         self.counts[1] += len(taken)
         done = {
             "step": k, "sent": sent, "taken": [(frame.header.source, frame.header.step) for frame in taken],
@@ -266,7 +265,7 @@ class SitesTransport(Transport):
     ) -> tuple[NDArray[np.floating], float, list[Arrival]]:
         """Return x and w of the node after adding messages, and these messages as they are judged."""
         own, links = float(w[0]), [self.sources.index(frame.header.source) for frame in taken]
-        kept = (x[0].cpu(), own, float(self.kept)) if not self.held else (self.held[0], float(self.held[1]), 1.0)
+        kept = (x[0].cpu(), own, 1 - _sum(self.given)) if not self.held else (self.held[0], float(self.held[1]), 1.0)
         sums = [(frame.sums(), self.arrived[link]) for frame, link in zip(taken, links, strict=True)]
         back = [sums for _, _, sums in returned]
         mixed, total, found = gathered(kept[0].numpy(), *kept[1:], [*sums, *back])
@@ -379,10 +378,11 @@ class SitesTransport(Transport):
         return {i: step for i, step in zip(self.targets, self.last.tolist(), strict=True) if step >= 0}
 
     def _sent_at(self, k: int) -> list[int]:
-        return [i for i, step in self._sent().items() if step == k]
+        given = zip(self.targets, self.last.tolist(), self.given.tolist(), strict=True)
+        return [i for i, step, share in given if step == k and share]
 
 
-def _sum(shares: NDArray[np.float64]) -> float:
+def _sum(shares: Tensor) -> float:
     """Add up as `numpy.bincount` does: one after the other."""
     total = 0.0
     for share in shares.tolist():

@@ -2,7 +2,7 @@
 
 A hello also tells what the speaker heard of others, so that two sites that cannot dial each other know of each other.
 Nothing of it touches anybody's noise or budget: a lie about a third site can make others wait or go on, no more.
-Signatures, goodbyes and what a site has sent to one that never hears it are signed by the site they are of.
+Signatures and goodbyes are signed by the site they are of.
 
 So are headers of messages: of every site the newest that anybody has goes round. Any site can show one that was put
 back to an older copy what it had sent, and two messages of one step are seen by sites that got neither.
@@ -39,7 +39,6 @@ def _on_roster(node: int, info: ValidationInfo) -> int:
 Node = Annotated[int, AfterValidator(_on_roster)]
 Newest = Annotated[int, Field(ge=-1, le=MOST)]  # a step, −1 where there is none yet
 _Word = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
-_Progress = tuple[Whole, Newest, Signature]  # steps made, the newest sent to a target, and the signature of both
 
 
 class _Evidence(Options):
@@ -97,8 +96,6 @@ class Hello(Options):
     phase: Literal["signing", "training", "paused", "mixing", "finished", "left"]
     durable: Newest  # the step of the listener's that the speaker will have after a crash
     sent: Newest  # the newest step that the speaker sent to the listener
-    progress_signatures: dict[Node, _Progress]
-    passed_on: dict[Node, _Progress]
     signatures: dict[Node, Signature]
     left: dict[Node, Goodbye]
     heard: dict[Node, Annotated[float, Field(ge=0, le=LONG_AGO)]]
@@ -116,11 +113,6 @@ def read_said(kind: type[Said], text: bytes, nodes: int = 0, most: int = PIECE) 
         return kind.model_validate_json(text[: most + 1], context=nodes)
     except ValidationError as error:
         raise Rejected("form", f"no {kind.__name__}: {fault(error)}") from None
-
-
-def progress_text(run: str, target: int, made: int, sent: int) -> bytes:
-    """Return what a site signs for one that never hears it: steps that it has made, and the newest that it sent it."""
-    return canonical({"run": run, "target": target, "made": made, "sent": sent})
 
 
 def process_text(run: str, incarnation: int) -> bytes:
@@ -156,7 +148,6 @@ class Gossip(PeerTable):
         self.foreign: Frame | None = None  # a message that another copy of this site has signed
         self.newer = 0  # the number of a process that another copy of this site has started after this one
         self._accused: set[int] = set()  # sites of which two messages of one step are known: once is enough
-        self._signed: dict[int, tuple[int, int, str]] = {}  # by target: the progress that was signed last
 
     def hello(self, peer: int) -> dict[str, Any]:
         """Return what this site says to a peer: of itself, of others, and what it has of the peer's."""
@@ -164,13 +155,10 @@ class Gossip(PeerTable):
             now = time.monotonic()  # not before: ages would come out below 0
             ages = {i: now - other.heard for i, other in self.others.items()}
             process = None if self.sign is None else self.sign(process_text(self.agreement.run, self.incarnation))
-            passed_on = {i: other.progress_signatures.get(peer) for i, other in self.others.items()}
             return {
                 "run": self.agreement.run, "incarnation": self.incarnation, "process": process,
                 "word": self.word_for(peer), "step": self.step, "phase": self.phase,
                 "durable": self.durable.get(peer, -1), "sent": self.sent.get(peer, -1),
-                "progress_signatures": self._progress(),
-                "passed_on": {i: one for i, one in passed_on.items() if one is not None},
                 "signatures": dict(self.signatures), "left": {i: one.model_dump() for i, one in self.left.items()},
                 "heard": {i: age for i, age in ages.items() if age < LONG_AGO / 2},
                 "yours": self.inbox.shown(peer) | self._process_of(peer) | {"word": self._words.get(peer)},
@@ -198,7 +186,6 @@ class Gossip(PeerTable):
             other.incarnation, other.step, other.phase = said.incarnation, said.step, said.phase
             other.have, other.durable, other.sent = said.yours.newest, said.durable, said.sent
             other.continues = said.yours.continues
-            other.progress_signatures = said.progress_signatures
             self._deliver(peer, self.have_of(peer))
             self.prove(said.yours.proof)
             self._hear_of_others(said, self.agreement.roster[peer].name)
@@ -224,7 +211,6 @@ class Gossip(PeerTable):
         for node, age in said.heard.items():
             if node in self.others and now - age > (other := self.others[node]).heard:
                 other.heard, other.reporter = now - age, by
-        self._hear_progress(said.passed_on)
         self._hear_heads(said.heads)
         self.take_up(said.signatures, said.left, said.pair_keys)
         self.changed.notify_all()
@@ -265,26 +251,6 @@ class Gossip(PeerTable):
             self.left[self.node] = goodbye
             self.keep(self)
         self.enter("left")
-
-    def _progress(self) -> dict[int, tuple[int, int, str]]:
-        """Sign how far this site is, for each target that never hears it: nobody who passes it on can change it.
-
-        An older one that somebody shows again is still true: steps that were made stay made, through crashes too.
-        """
-        for i in self._far if self.sign is not None else ():
-            made, sent = self.step, self.sent.get(i, -1)
-            if self.sign is not None and self._signed.get(i, (-1, -1, ""))[:2] != (made, sent):
-                self._signed[i] = made, sent, self.sign(progress_text(self.agreement.run, i, made, sent))
-        return dict(self._signed)
-
-    def _hear_progress(self, told: dict[int, tuple[int, int, str]]) -> None:
-        """Take in how far sites are that never speak to this one, if they signed it."""
-        for i, (made, sent, signature) in told.items():
-            text, other = progress_text(self.agreement.run, self.node, made, sent), self.others.get(i)
-            if other is None or other.incarnation or (other.step, other.sent) >= (made, sent):
-                continue
-            if self.agreement.roster[i].signed(b"progress", text, signature):
-                other.step, other.sent = made, sent
 
     def prove(self, told: _Evidence | None) -> None:
         """Look at a message that a peer has from this site; keep it if it is not in this site's log.

@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
 FAR = 100.0  # times the other links' median distance, or steps if that is more: beyond it a site warns
 _ROUNDING = 1e-6
-_MEMORY = 32  # steps over which the sum of weights is averaged: lost messages raise it at single steps
-_TOO_HEAVY = 1.25  # times n: beyond it a site warns of that average. Honest sites with 60 % loss came to 1.03 at most
-_RECENT = 8  # steps over which the mean weight of the nodes that a site knows is averaged
-_DRAINED = 0.02  # below it somebody keeps the weight of the others: honest sites keep 1 on average
 _WHO = "That member, or one whose messages it took, does not follow the agreement"
 
 
@@ -71,8 +67,6 @@ class Outliers:
         self.agreement, self.node, self.nodes = agreement, node, len(agreement.roster)
         self._newest: dict[int, Arrival] = {}  # by source
         self._own = -1, 1.0  # the last step, and this site's weight before its messages came
-        self._sum = 0.0  # of the weights of one step, averaged over steps
-        self._mean = 1.0  # of the same weights, averaged over fewer steps
 
     def arrival(self, frame: Frame, after: int, increment: Increment, own: float) -> Arrival:
         """Return a message as it is judged: after the one of a step, at a receiver of the weight `own`."""
@@ -105,37 +99,7 @@ class Outliers:
             if one.far > FAR * (usual := self._usual(one.source)):
                 what = f"{self._described(one)}, which is {one.far / usual:.3g} times the usual distance"
                 found.append((one, one.rejected("outlier", what)))
-        same = {one.source: one.w for one in taken if one.step == k}
-        self._sum += (own + sum(same.values()) - self._sum) / _MEMORY
-        if same and self._sum > _TOO_HEAVY * self.nodes:
-            one = max(taken, key=lambda one: same.get(one.source, 0.0))
-            what = (
-                f"it has the weight {same[one.source]:.3g} at step {k}. On average the weights that this site knows sum"
-            )
-            found.append(
-                (one, one.rejected("outlier", f"{what} to {self._sum:.3g}, and all together are {self.nodes}"))
-            )
         return found
-
-    def drained(
-        self, k: int, own: float, taken: Sequence[Arrival], flow: dict[int, float]
-    ) -> tuple[Arrival, Rejected] | None:
-        """Return the peer to warn of, if the weights that this site knows have run out: it has kept most of them.
-
-        `flow` is, by source, the weight that this site has sent to it and not got back. While w runs out, steps spend
-        budget and improve nothing. It is a warning alone: a site that is down keeps weight too.
-        """
-        same = [one for one in taken if one.step == k]
-        if not same:
-            return None
-        self._mean += ((own + sum(one.w for one in same)) / (1 + len(same)) - self._mean) / _RECENT
-        if self._mean >= _DRAINED:
-            return None
-        one = max(same, key=lambda one: (flow.get(one.source, 0.0), -one.w))
-        what = f"it has sent back {flow.get(one.source, 0.0):.3g} less weight than this site has sent it, and the nodes"
-        what = f"{what} that this site knows hold {self._mean:.2g} on average instead of 1"
-        who = "It keeps the weight of others, or a site that is down does"
-        return one, Rejected("outlier", f"{what}. {who}", one.head.evidence())
 
     def distance(self, source: int, norm: float) -> float | None:
         """Return how far a source's model was from this site's at its last message, by the norm of this site's.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from privsgp.sites.protocol.pairs import needs_keys
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from privsgp.sites.protocol.gossip import Goodbye, Process
     from privsgp.sites.protocol.mailbox import Inbox
 
-    Progress = tuple[int, int, str]  # steps made, the newest sent to a target, and the signature of both
 
 _SILENCE = 4.0  # seconds without a hello after which a site does not count as there, or the deadline if that is longer
 LONG_AGO = 1e6
@@ -44,7 +43,6 @@ class _Peer:
     continues: bool = False  # whether it can read increments to the sums of that step
     durable: int = -1  # the newest step of this site's that it will have after a crash
     sent: int = -1  # the newest step that it sent to this site
-    progress_signatures: dict[int, Progress] = field(default_factory=dict)  # by target that never hears it
 
 
 class PeerTable:
@@ -160,7 +158,8 @@ class PeerTable:
         """Tell whether a site may still bring a message of a step up to this one, if its message `newest` is here.
 
         Not so where it said that it is past that step and has sent nothing since: it has kept what it would have sent,
-        because this site was not there, and will never send it. A site that waited for that would wait for good.
+        because this site was not there, and will never send it. A site that waited for that would wait for good. A site
+        that never speaks to this one sends a message at each step.
         """
         with self.changed:
             return self.others[source].step <= step or self.others[source].sent > newest
