@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from privsgp.runs.config import Config
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.identity import Card, Site
-    from privsgp.sites.study import Study
 
 _PER_NODE = (("privacy", "epsilon"), ("privacy", "delta"), ("privacy", "sigma"), ("algorithm", "weights"))
 
@@ -100,14 +99,14 @@ def amend(ended: Agreement, site: Site, folder: Path, changes: Changes, output: 
     return made
 
 
-def close(study: Study, node: int, folder: Path | None) -> None:
+def close(study: Agreement, node: int, folder: Path | None) -> None:
     """End the run that a study continues at this site; refuse a site that has released more there than is counted.
 
     Guarantee: when this returns, no step of the ended run can be released from that folder any more, and all that was
     is counted in the study.
     """
     c = study.continues
-    if c is None or (i := c.nodes[node]) is None:
+    if c is None or (i := c.nodes[node]) is None or not study.config.private:
         return
     ended, agreed = c.study, c.releases[node]
     place = _folder(i, folder or ended.default_folder)
