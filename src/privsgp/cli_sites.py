@@ -422,7 +422,7 @@ def status(
 
 def _serve(address: str, agreement: Agreement, own: Site, place: Path) -> None:
     """Serve the page until Ctrl-C; beyond this machine only to those that have the token."""
-    from privsgp.engine.trainer import Stopping
+    from privsgp.engine.stopping import Stopping
     from privsgp.report import site as site_page
     from privsgp.sites import web
 
@@ -452,7 +452,7 @@ def relay(
     log_format: LogFormatOption = "text",
 ) -> None:
     """Relay sealed messages between closed sites, on the machine that the study names."""
-    from privsgp.engine.trainer import Stopping
+    from privsgp.engine.stopping import Stopping
     from privsgp.sites.run import relay as carry
 
     del log_format  # `_logged` has set up the log

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -60,6 +60,10 @@ class Calibration:
         z = np.concatenate([np.zeros_like(outputs), outputs], 1) if kind == "binary" else outputs
         z = self.slope * (z if self.weights is None else z - np.log(self.weights))
         return probabilities(z + self.shift * (np.arange(z.shape[1]) == 1), "cross-entropy")
+
+    def then(self, shift: float, slope: float) -> Calibration:
+        """Return the calibration that moves the log odds of this one further, by a slope and a shift."""
+        return replace(self, slope=slope * self.slope, shift=slope * self.shift + shift)
 
     def classes(self, p: Probabilities) -> Labels:
         """Return the class that is said."""
@@ -153,8 +157,11 @@ def shifted(p: Probabilities, y: Labels) -> dict[str, float | None]:
     return dict(zip(SHIFTED, (float(in_the_large), None if best is None else best[1]), strict=True))
 
 
-def platt(p: NDArray[np.float64], y: Labels) -> tuple[float, float] | None:
-    """Return the (shift, slope) that make σ(shift + slope · logit p) most likely; None if no finite ones do."""
+def platt(p: NDArray[np.float64], y: Labels, counts: NDArray[np.float64] | None = None) -> tuple[float, float] | None:
+    """Return the (shift, slope) that make σ(shift + slope · logit p) most likely; None if no finite ones do.
+
+    `counts` says how often each pair of p and y occurred; noise may have made some negative.
+    """
     from scipy.special import logit
     from sklearn.linear_model import LogisticRegression
 
@@ -162,7 +169,7 @@ def platt(p: NDArray[np.float64], y: Labels) -> tuple[float, float] | None:
     no, yes = z[y == 0], z[y == 1]
     if not len(no) or not len(yes) or no.max() <= yes.min() or yes.max() <= no.min():
         return None  # nothing in between: the steeper, the better
-    found = LogisticRegression(C=np.inf, tol=1e-9, max_iter=1000).fit(z[:, None], y)
+    found = LogisticRegression(C=np.inf, tol=1e-9, max_iter=1000).fit(z[:, None], y, sample_weight=counts)
     slope = float(found.coef_[0, 0])
     return (float(found.intercept_[0]), slope) if abs(slope) < _STEEP else None
 
@@ -172,6 +179,14 @@ def threshold_for(p: NDArray[np.float64], y: Labels, aim: str, least: float) -> 
     own = np.sort(p[y == (aim == "sensitivity")])
     at = math.ceil(round(least * len(own), 9))
     return float(own[-at]) if aim == "sensitivity" else float(np.nextafter(own[at - 1], 2))
+
+
+def edge_for(edges: NDArray[np.float64], counts: NDArray[np.float64], aim: str, least: float) -> float:
+    """Return the edge of a histogram [2, bins] with at least this sensitivity (or specificity) as a threshold."""
+    no, yes = counts
+    if aim == "sensitivity":
+        return float(edges[:-1][yes[::-1].cumsum()[::-1] >= least * yes.sum()].max())
+    return float(edges[1:][no.cumsum() >= least * no.sum()].min())
 
 
 def of_classes(p: Probabilities, y: Labels, predicted: Labels | None = None) -> dict[str, float | None]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -109,7 +110,7 @@ def test_the_range_goes_from_a_very_strong_signal_to_none(run):
     assert strong < found["constant_loss"][-2]
     assert none > found["constant_loss"][-1]
     shown = CliRunner().invoke(app, ["plan", str(run)], catch_exceptions=False).stdout
-    assert f"{strong:.4g}, very strong (AUC 0.93), to {max(found['test_loss']):.4g}, " in " ".join(shown.split())
+    assert f"{strong:.4g}, very strong (AUC 0.95), to {max(found['test_loss']):.4g}, " in " ".join(shown.split())
 
 
 def test_no_warning_that_no_signal_means_no_gain(run):
@@ -126,7 +127,7 @@ def test_a_planned_number_is_in_the_targets_unit(run):
     run.write_text(run.read_text().replace('"logistic"', '"linear"\nloss = "mse"'))
     found = planned(run)
     shown = " ".join(CliRunner().invoke(app, ["plan", str(run)], catch_exceptions=False).stdout.split())
-    assert f"planned RMSE │ {75 * min(found['test_loss']) ** 0.5:.4g}, very strong (R² 0.8)" in shown
+    assert f"planned RMSE │ {75 * min(found['test_loss']) ** 0.5:.4g}, very strong (R² 0.80)" in shown
 
 
 def test_another_process_and_hash_seed_plan_the_same(run):
@@ -152,14 +153,33 @@ def test_the_minutes_follow_the_link(run):
     assert slow["seconds"] - fast["seconds"] == pytest.approx(fast["bytes"] * 8 / 1e5, rel=0.01)
 
 
-def test_few_public_rows_are_named(run):
-    head, rows = (
-        "age,sex,ward,smokes,ill",
-        [f"{40 + i},{'fm'[i % 2]},a,no,{'yes' if i % 3 else 'no'}" for i in range(60)],
-    )
-    (run.parent / "public.csv").write_text("\n".join([head, *rows]) + "\n")
+def write_public(folder, rows, strength):
+    """Rows of a public table in which age predicts the target with this strength."""
+    rng = np.random.default_rng(0)
+    age, sex = rng.uniform(20, 90, rows), rng.choice(list("fm"), rows)
+    ill = rng.random(rows) < 1 / (1 + np.exp(-strength * (age - 55) / 20))
+    lines = [f"{a:.1f},{s},a,no,{'yes' if i else 'no'}" for a, s, i in zip(age, sex, ill, strict=True)]
+    (folder / "public.csv").write_text("\n".join(["age,sex,ward,smokes,ill", *lines]) + "\n")
+
+
+def test_few_public_rows_bound_the_signal(run):
+    """A table of 120 rows is too small to rehearse on, but it shows how strong the signal may be."""
+    ranges = {}
+    for strength in (0.0, 4.0):
+        write_public(run.parent, 120, strength)
+        found = planned(run, "--set", 'plan.data="public.csv"')
+        assert found["estimated_on"]["name"] == "public.csv"
+        assert not any("learns from" in line for line in found["warnings"])
+        ranges[strength] = min(found["test_loss"]), max(found["test_loss"])
+    assert ranges[4.0][1] < ranges[0.0][1]
+    assert ranges[4.0][0] < ranges[0.0][0]
+    whole = planned(run)["test_loss"]
+    assert ranges[0.0][1] - ranges[0.0][0] < max(whole) - min(whole)
+
+
+def test_many_public_rows_are_rehearsed_on(run):
+    write_public(run.parent, 1400, 2.0)
     found = planned(run, "--set", 'plan.data="public.csv"')
-    assert any("learns from 30 rows, and the sites have 700" in line for line in found["warnings"])
     assert found["signals"][0] == "division 1"
 
 

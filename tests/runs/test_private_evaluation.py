@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 import runs
+from privsgp import metrics
 from privsgp.accounting.book import Book
 from privsgp.accounting.shown import up
 from privsgp.accounting.statements import statements
 from privsgp.runs import booked, problem
 from privsgp.runs import config as configs
+from privsgp.runs.result import load
+from privsgp.runs.rows import labelled_rows
 
 SCHEMA = """
 [target]
@@ -107,6 +110,55 @@ def test_held_out_records_give_metrics_and_are_charged(place):
         spent = max(Book().spent_on(one.hashes, "zero-out").epsilon for one in records(place, template))
         assert spent == pytest.approx(wanted)
     assert f"together with training ε = {up(trained + found['epsilon'])}, δ = 0.0002" in ran.err, ran.err
+
+
+def test_noised_counts_calibrate_the_model_and_choose_its_threshold(place):
+    train(place)
+    assert evaluate(place, "--set", "evaluation.epsilon=20").code == 0
+    counts = place / "run" / "evaluation-1" / "evaluation.json"
+    spent = Book().spent_on(records(place, "test-{site}.csv")[0].hashes, "zero-out")
+    result = load(place / "run")
+    rows = [pair for site in SITES for pair in [rows_of(result, place / f"test-{site}.csv")]]
+    p, y = (np.concatenate(part) for part in zip(*rows, strict=True))
+    ran = runs.command("evaluate", place / "run", counts, "--calibrate", "--threshold-for=sensitivity=0.9")
+    assert ran.code == 0, ran.err
+    kept = json.loads((place / "run" / "calibration.json").read_text())
+    shift, slope = metrics.platt(p, y)
+    assert (kept["shift"], kept["slope"]) == pytest.approx((shift, slope), abs=0.15)
+    assert kept["samples"] == 1800
+    recall = (load(place / "run").predict_proba(features(place))[:, 1] >= kept["threshold"])[y == 1].mean()
+    assert 0.88 < recall < 1
+    assert Book().spent_on(records(place, "test-{site}.csv")[0].hashes, "zero-out") == spent
+    again = runs.command("evaluate", place / "run", counts, "--calibrate", "--threshold-for=specificity=0.8")
+    assert again.code == 0, again.err
+    second = json.loads((place / "run" / "calibration.json").read_text())
+    assert (second["shift"], second["slope"]) == (kept["shift"], kept["slope"])
+    assert second["threshold"] > kept["threshold"]
+
+
+def test_counts_of_another_model_and_a_silent_option_are_refused(place):
+    train(place)
+    assert evaluate(place).code == 0
+    counts = place / "run" / "evaluation-1" / "evaluation.json"
+    assert "--private with --calibrate" in evaluate(place, "--calibrate").err
+    assert "has metrics already" in runs.command("evaluate", place / "run", counts).err
+    found = json.loads(counts.read_text())
+    counts.write_text(json.dumps(found | {"model": "0" * 64}))
+    ran = runs.command("evaluate", place / "run", counts, "--calibrate")
+    assert ran.code == 2
+    assert "is no private evaluation of" in ran.err
+    counts.write_text(json.dumps(found | {"histogram": found["histogram"] | {"edges": [0.0, 1.0]}}))
+    assert runs.command("evaluate", place / "run", counts, "--calibrate").code == 2
+
+
+def rows_of(result, path):
+    x, y = labelled_rows(path, result.card)
+    return result.predict_proba(x)[:, 1], y
+
+
+def features(place):
+    card = load(place / "run").card
+    return np.concatenate([labelled_rows(place / f"test-{site}.csv", card)[0] for site in SITES])
 
 
 def test_the_report_shows_the_model_on_held_out_patients(place):

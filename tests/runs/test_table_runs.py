@@ -482,6 +482,25 @@ def test_predictions_and_metrics_of_a_regression_are_in_the_unit_of_the_table(da
     assert "test loss" not in shown
 
 
+def test_a_renamed_column_that_names_persons_is_still_named(tmp_path):
+    """A dialect took the warning away with the name."""
+    columns = 'age = { type = "number", range = [0, 120] }\npatient_id = { type = "ignored" }'
+    (tmp_path / "schema.toml").write_text(f'[target]\ncolumn = "ill"\nclasses = ["no", "yes"]\n[columns]\n{columns}')
+    rows = [f"p{i // 2};{40 + i},5;{'ja' if i % 3 else 'nein'}" for i in range(40)]
+    (tmp_path / "a.csv").write_text("\n".join(["Fallnr;Alter;krank", *rows]) + "\n")
+    check = ("data", "check", tmp_path / "schema.toml", tmp_path / "a.csv")
+    first = runs.command(*check).out
+    assert '[columns] "THIS SITE\'S NAME" = "age"' in first
+    dialect = '[columns]\nFallnr = "patient_id"\nAlter = "age"\nkrank = "ill"\n'
+    (tmp_path / "a.dialect.toml").write_text(dialect)
+    assert 'decimal = ","' in runs.command(*check).out
+    dialect = 'decimal = ","\n' + dialect + '[values]\nill = { ja = "yes", nein = "no" }\n'
+    (tmp_path / "a.dialect.toml").write_text(dialect)
+    ran = runs.command(*check)
+    assert ran.code == 0, ran.out
+    assert "column 'patient_id': 40 rows have 20 names" in ran.out
+
+
 def test_check_lists_all_problems_at_once_with_lines_from_the_schema(tmp_path):
     columns = """
     age = { type = "number", range = [0, 80] }

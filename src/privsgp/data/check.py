@@ -120,8 +120,11 @@ def _named(raw: Any, schema: Schema, path: Path, person: str | None) -> Iterator
     again = rows - len(np.unique(np.sum(list(hashes.values()), axis=0, dtype=np.uint64)))
     if again and any(isinstance(column, Number) for column in schema.encoded.values()):
         yield Problem(f"{again:,} rows repeat another row", "delete them if it is the same record", again / rows)
-    used = () if dialect is None else dialect.columns
-    for name, names in () if person is not None else tables.repeating(raw, schema, used):
+    renamed = {} if dialect is None else dialect.columns
+    features = {*schema.target.columns, *schema.encoded}
+    used = [own for own, name in renamed.items() if name in features]
+    for own, names in () if person is not None else tables.repeating(raw, schema, used):
+        name = renamed.get(own, own)
         yield Problem(
             f"column {name!r}: {rows:,} rows have {names:,} names",
             f"if it names persons, agree on: [data] person = {toml_value(name)}: ε is for a row, and a person's rows "

@@ -62,7 +62,7 @@ def draft(table: Any, target: str, source: str, event: str | None = None) -> str
     """
     columns = {name: list(map(_text, table.column(name).to_pylist())) for name in table.column_names}
     digests = {}
-    if {"column", "type"} <= set(columns) <= set(_DICTIONARY):
+    if is_dictionary(table.column_names):
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         found = {row["column"]: _Draft(_described(row), "by the data dictionary") for row in rows}
     else:
@@ -92,6 +92,11 @@ def draft(table: Any, target: str, source: str, event: str | None = None) -> str
     values = digests | {"target": predicted, "columns": {name: one.values for name, one in found.items()}}
     text = written(schemas.parse(values, source), why={name: one.why for name, one in found.items()})
     return _HEAD.format(source=json.dumps(source, ensure_ascii=False)) + text
+
+
+def is_dictionary(columns: Sequence[str]) -> bool:
+    """Return whether a table with these columns is a data dictionary."""
+    return {"column", "type"} <= set(columns) <= set(_DICTIONARY)
 
 
 def _text(value: object) -> str:

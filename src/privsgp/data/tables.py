@@ -321,7 +321,8 @@ def refuse_absent(table: Any, schema: Schema, where: str, *, labelled: bool = Tr
     needed, there = [*schema.encoded, *(schema.target.columns if labelled else [])], table.column_names
     if missing := [name for name in needed if name not in there]:
         remedy = (
-            f"use the names of the schema, or write in the dialect beside the table: absent = {toml_value(missing)}"
+            f'write in the dialect beside the table: [columns] "THIS SITE\'S NAME" = {toml_value(missing[0])}, and so '
+            f"on for columns with other names; absent = {toml_value(missing)} for columns that this site lacks"
         )
         raise Refused(f"{where} has no column {_names(missing)}; it has {_names(there)}", remedy)
 
@@ -387,8 +388,8 @@ class Values:
             bad = ~missing & ~_flags(pc.match_substring_regex(texts, _NUMBER))
             if bad.any():
                 remedy = (
-                    "write decimals with a point, nothing between thousands, no units; a code for a missing value "
-                    'belongs in the dialect beside the table: missing = ["CODE"]'
+                    "write decimals with a point, nothing between thousands, and no units; or write in the dialect "
+                    'beside the table: decimal = ",", thousands = ".", and missing = ["CODE"] for a missing value'
                 )
                 raise self.wrong(bad, "is no number", remedy)
             written = np.where(missing, "0", np.asarray(texts.to_pylist(), dtype=object)).astype(np.str_)

@@ -23,7 +23,7 @@ class Kept(BaseModel):
 
 
 class Calibrated(Kept):
-    """calibration.json: what `evaluate` found on public data."""
+    """calibration.json: what `evaluate` found on public data, or in a private evaluation."""
 
     version: Literal[1] = 1
     slope: Annotated[float, Field(ge=-100, le=100)] = 1.0
@@ -87,6 +87,17 @@ class _Curves(Kept):
     survival: list[_Time] = []
 
 
+class _Histogram(Calibrated):
+    edges: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=3)]
+    counts: Annotated[list[list[float]], Field(min_length=2, max_length=2)]
+
+    @model_validator(mode="after")
+    def _a_count_for_each_bin(self) -> _Histogram:
+        if any(len(one) != len(self.edges) - 1 for one in self.counts) or sorted(self.edges) != self.edges:
+            raise ValueError("the histogram does not have a count for each bin")
+        return self
+
+
 class Evaluated(Kept):
     """evaluation.json: a private evaluation on held-out records."""
 
@@ -105,6 +116,8 @@ class Evaluated(Kept):
     trained: _Trained
     metrics: list[_Metric]
     curves: _Curves
+    model: str
+    histogram: _Histogram | None = None
 
 
 class _Column(Kept):

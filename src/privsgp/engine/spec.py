@@ -210,6 +210,11 @@ class RunSpec:
         some = replace(own, samples=own.samples[nodes], **data)
         return replace(self, block=self.here[nodes], learning=some)
 
+    def without_records(self) -> RunSpec:
+        """Return the same run without anybody's records: what is computed from it is a function of public facts."""
+        own = self.learning
+        return replace(self, learning=replace(own, inputs=own.inputs[:, :0], targets=own.targets[:, :0]))
+
     def rounding(self, x: Tensor) -> Rounding | None:
         """Return what rounds messages of the nodes here, which begin with the rows of x; None if nothing does."""
         seed = public_seed(self.seed, self.shared_hash, "rounding")

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-import signal
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +25,7 @@ from privsgp.engine.groups import Group, one_at_a_time, split, together
 from privsgp.engine.node_randomness import NodeRandomness
 from privsgp.engine.spec import refuse_coarser
 from privsgp.engine.step import chosen, execution
+from privsgp.engine.stopping import Stopping
 from privsgp.errors import Diverged, Interrupted
 from privsgp.gradients import Layout, stack
 from privsgp.gradients.persons import of_samples
@@ -93,7 +92,8 @@ class Trainer:
         self.groups = self._groups()
         self.step = self._stepper()
         self.driver = self._driver()
-        self.evaluator = Evaluator(self.model, self.layout, spec, self.world, folder.keep_metrics)
+        known = spec if spec.simulation else spec.without_records()
+        self.evaluator = Evaluator(self.model, self.layout, known, self.world, folder.keep_metrics)
         self.stopping = Stopping()
         if device_of(spec.device).in_host_memory:
             keep_memory()
@@ -335,23 +335,3 @@ def refuse_no_model(k: int, s: State, nodes: range) -> None:
             remedy = "z = x / w is no model: take more steps after the last fault, or a denser [graph]"
             raise Diverged(k, f"the weight of node {node} is w = {w:.2g}", remedy)
     refuse_wild(k, s.z, nodes)
-
-
-class Stopping:
-    """Lets Ctrl-C and SIGTERM end a run after the step in hand; a second one ends it at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        with suppress(ValueError):  # not the main thread: the caller looks after signals
-            self._before = {n: signal.signal(n, self._ask) for n in (signal.SIGINT, signal.SIGTERM)}
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, _frame: object) -> None:
-        self.asked = True
-        signal.signal(number, self._before[number])

@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from privsgp.gradients.per_sample import Outer, PerSample, Piece, Plain, Product, broadcast, smaller, squared_norm
+from privsgp.devices import device_of
+from privsgp.gradients.per_sample import Outer, PerSample, Piece, Plain, Product, broadcast, smaller
 from privsgp.gradients.product import product
 from privsgp.gradients.rounding import cancelled
 
 if TYPE_CHECKING:
     from privsgp.gradients.layout import Layout
     from privsgp.gradients.stacked import Stacked
+
+
+_COPIED = 1 << 18  # numbers of a copy that stays in a core's cache
 
 
 def is_row(targets: Tensor) -> Tensor:
@@ -57,6 +61,12 @@ class Persons:
         return PerSample([_joined(piece, inputs.shape[2]) for piece in g.pieces])
 
 
+def _gram(factor: Tensor) -> Tensor:
+    """Return the inner products of each person's rows, [persons, rows, rows], in float64, which takes a small copy."""
+    parts = torch.split(factor, device_of(factor).rows_at_once(factor.flatten(1), _COPIED))
+    return torch.cat([product(some, some.mT) for some in map(Tensor.double, parts)])
+
+
 def _joined(piece: Piece, rows: int) -> Piece:
     """Return the sums of each person's rows."""
     if isinstance(piece, Outer):
@@ -85,15 +95,16 @@ class Rows(Product):
 
     def squared_norm(self, *, exact: bool = False) -> Tensor:  # noqa: ARG002 - always in float64
         """Σ_{p,p'} ⟨δ_p, δ_p'⟩ (⟨a_p, a_p'⟩ + 1), and what rounding may add."""
-        delta, a = self.delta.double(), self.input.double()
-        rows, width = delta.shape[2], delta.shape[-1] + a.shape[-1]
-        gram = [product(f, f.mT) for f in (delta.flatten(0, 1), a.flatten(0, 1))]
-        products = (gram[0] * (gram[1] + self.bias)).view(*self.delta.shape[:2], rows, rows)
-        longest = (squared_norm(self.delta) * (squared_norm(self.input) + self.bias)).sqrt().sum(-1)
-        off = (width + rows + 8) * torch.finfo(torch.float64).eps
-        length = (products.sum(-1).sum(-1).clamp(min=0) + off * longest.square()).sqrt()
-        length = length + torch.finfo(self.delta.dtype).eps * longest
-        return torch.maximum(length, longest / cancelled(torch.float64, rows)).square()
+        rows, numbers = self.delta.shape[2], torch.finfo(self.delta.dtype)
+        delta, a = (_gram(factor.flatten(0, 1)) for factor in (self.delta, self.input))
+        products = delta * (a + self.bias)
+        longest = products.diagonal(dim1=1, dim2=2).sqrt().sum(-1)
+        within = torch.maximum(delta, a).diagonal(dim1=1, dim2=2).amax(-1) <= numbers.max ** (2 / 3)
+        longest = longest.where(within, torch.inf)  # as `per_sample.squared_norm` counts
+        off = (self.delta.shape[-1] + self.input.shape[-1] + rows + 8) * torch.finfo(torch.float64).eps
+        length = (products.sum(-1).sum(-1).clamp(min=0) + off * longest.square()).sqrt() + numbers.eps * longest
+        squares = torch.maximum(length, longest / cancelled(torch.float64, rows)).square()
+        return squares.view(self.delta.shape[:2])
 
     def sum_into(self, out: Tensor, *, exact: bool = False) -> None:
         """Add up all rows of all persons: they are those of a linear layer."""

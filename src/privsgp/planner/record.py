@@ -54,7 +54,8 @@ class Source:
     def text(self) -> str:
         """Say it to the user."""
         if self.kind == "synthetic":
-            return "synthetic stand-in data: nothing was spent"
+            like = "" if self.name == "synthetic" else f" as hard to predict as the rows of {self.name}"
+            return f"synthetic stand-in data{like}: nothing was spent"
         return f"{self.name}, which the configuration declares public: nothing was spent"
 
 
@@ -191,10 +192,10 @@ class Plan:
         ]
 
     def _few_rows(self) -> list[str]:
-        rows, all_rows = len(self.planner.rehearsal.runs[0].y), sum(self.network.samples)
-        if self.source.kind == "synthetic" or rows >= min(FEWEST * all_rows, 512):
+        rows, samples = len(self.planner.rehearsal.runs[0].y), self.network.samples
+        if self.source.kind == "synthetic" or enough(rows, samples):
             return []
-        words = f"{self.source.name}: a rehearsal learns from {rows:,} rows, and the sites have {all_rows:,}"
+        words = f"{self.source.name}: a rehearsal learns from {rows:,} rows, and the sites have {sum(samples):,}"
         return [f"{words}: planned losses are too high. Leave plan.data out, or take more public rows"]
 
     def as_json(self) -> dict[str, Any]:
@@ -304,6 +305,11 @@ class Plan:
             )
             for i, (epsilon, delta) in enumerate(n.budgets)
         ]  # fmt: skip
+
+
+def enough(rows: int, samples: Sequence[int]) -> bool:
+    """Return whether a rehearsal on so many public rows says what sites with so many samples will get."""
+    return rows >= min(FEWEST * sum(samples), 512)
 
 
 def _traffic(found: dict[str, float]) -> str:

@@ -20,10 +20,10 @@ from privsgp.data.same_records import in_common
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
-from privsgp.planner import stand_in
+from privsgp.planner import public_rows, stand_in
 from privsgp.planner.choose import LENGTHS, best_batch, best_clip, planner
 from privsgp.planner.noise import Method, Network
-from privsgp.planner.record import Plan, Source
+from privsgp.planner.record import Plan, Source, enough
 from privsgp.planner.rehearsal import Rehearsal
 from privsgp.planner.stand_in import Samples
 from privsgp.runs import budgets as protection
@@ -34,12 +34,14 @@ from privsgp.runs.refusals import AUTO, CLIP
 from privsgp.runs.resolve import make_graph
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from privsgp.data.schema import Schema
     from privsgp.planner.choose import Choice, Planner
+    from privsgp.planner.stand_in import Signal
     from privsgp.runs.config import Config
     from privsgp.runs.problem import Problem
     from privsgp.transport.world import World
@@ -60,8 +62,7 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, say:
     Assumes: the sizes J_i and the model at x⁰ are public, and test inputs where `data.test` says so.
     """
     network = network_of(config, problem)
-    source = source_of(config, config.plan.data, data_dir, problem)
-    runs = runs_of(config, source, problem, data_dir)
+    source, runs = rehearsed_on(config, problem, data_dir)
     rehearsal = Rehearsal(problem.model, problem.loss, runs, config.algorithm)
     asked = {key: "auto" if key in config.algorithm.auto else getattr(config.algorithm, key) for key in AUTO}
     asked["clip"] = "auto" if CLIP in config.auto else config.privacy.clip
@@ -137,38 +138,59 @@ def source_of(config: Config, name: str, data_dir: Path | None = None, problem: 
     return Source("public", name)
 
 
-def runs_of(config: Config, source: Source, problem: Problem, data_dir: Path | None) -> list[Samples]:
-    """Return samples in the shape of the nodes' for each run of a rehearsal.
+def rehearsed_on(config: Config, problem: Problem, data_dir: Path | None) -> tuple[Source, list[Samples]]:
+    """Return samples in the shape of the nodes' for each run of a rehearsal, and where they come from.
 
-    Made-up samples have no to a very strong signal, and the scale of public test inputs. Public data are divided at
-    random, each time anew.
+    Made-up samples have the scale of public test inputs, and no to a very strong signal. Public data are divided at
+    random, each time anew. If public rows of a table are few, made-up rows get signals that are plausible for them.
     """
-    d, dim = problem.dataset, Layout.of(problem.model).dim
+    dim = Layout.of(problem.model).dim
     if dim > LARGEST:
         raise Refused(
             f"'auto' for a model with {dim:,} weights: the planner rehearses models with up to {LARGEST:,}",
             "give numbers for steps, step_size and batch, or train a small model on [features]",
         )
     count = max(64, min(REHEARSED, REHEARSED * WEIGHTS // dim))
+    source = source_of(config, config.plan.data, data_dir, problem)
     if source.kind == "synthetic":
-        if d.vocabulary is not None:
-            shape, target = d.x.shape[1:], d.y.shape[1:]
-            texts = stand_in.tokens(shape, d.classes, target, samples=count, vocabulary=d.vocabulary)
-            return [texts._replace(name="made-up texts")] * 2
-        if (schema := config.data.schema) is not None:
-            rows = max(64, min(count, sum(problem.samples)))
-            return [
-                stand_in.table(schema, signal, samples=rows, seed=run) for run, signal in enumerate(stand_in.SIGNALS)
-            ]
-        public = d.x_test if config.test_is_public else None
-        scale = 1.0 if public is None else float(np.sqrt(np.square(public).mean()))
-        return [
-            stand_in.make(
-                d.x.shape[1:], d.classes, d.y.shape[1:], samples=count, scale=scale or 1.0, between=between
-            )._replace(name=f"{between:.0%} of the spread between classes" if d.classes else "made-up numbers")
-            for between in stand_in.BETWEEN
-        ]
-    task: data.Task = "regression" if d.classes is None else "classification"
+        return source, _made_up(config, problem, count)
+    x, y = _public(config, source, problem, data_dir, count)
+    learnt, schema = min(count, len(x) // 2), config.data.schema
+    if schema is None or schema.times is not None or enough(learnt, problem.samples):
+        return source, [_divided(x, y, learnt, run) for run in range(len(stand_in.SIGNALS))]
+    found = public_rows.signals(schema, x.astype(np.float64), y)
+    return Source("synthetic", source.name), _tables(schema, found, problem, count)
+
+
+def _tables(schema: Schema, signals: Sequence[Signal], problem: Problem, count: int) -> list[Samples]:
+    rows = max(64, min(count, sum(problem.samples)))
+    return [stand_in.table(schema, signal, samples=rows, seed=run) for run, signal in enumerate(signals)]
+
+
+def _made_up(config: Config, problem: Problem, count: int) -> list[Samples]:
+    """Return made-up samples with no to a very strong signal, on the scale of public test inputs."""
+    d = problem.dataset
+    if d.vocabulary is not None:
+        shape, target = d.x.shape[1:], d.y.shape[1:]
+        texts = stand_in.tokens(shape, d.classes, target, samples=count, vocabulary=d.vocabulary)
+        return [texts._replace(name="made-up texts")] * 2
+    if config.data.schema is not None:
+        return _tables(config.data.schema, stand_in.SIGNALS, problem, count)
+    public = d.x_test if config.test_is_public else None
+    scale = 1.0 if public is None else float(np.sqrt(np.square(public).mean()))
+    return [
+        stand_in.make(
+            d.x.shape[1:], d.classes, d.y.shape[1:], samples=count, scale=scale or 1.0, between=between
+        )._replace(name=f"{between:.0%} of the spread between classes" if d.classes else "made-up numbers")
+        for between in stand_in.BETWEEN
+    ]
+
+
+def _public(
+    config: Config, source: Source, problem: Problem, data_dir: Path | None, count: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return public samples and their targets, or refuse those of another shape."""
+    task: data.Task = "regression" if problem.dataset.classes is None else "classification"
     name = str(file_path(source.name, data_dir, config.base))
     d = data.load(name, data_dir=data_dir, task=task, form=replace(config.data.form, persons=None))
     x, y = d.x, d.y
@@ -181,8 +203,7 @@ def runs_of(config: Config, source: Source, problem: Problem, data_dir: Path | N
             f"{problem.dataset.x.shape[1:]}",
             "take public data of the same shape, or 'synthetic'",
         )
-    count = min(count, len(x) // 2)
-    return [_divided(x, y, count, run) for run in range(len(stand_in.SIGNALS))]
+    return x, y
 
 
 def _divided(x: NDArray[Any], y: NDArray[Any], count: int, seed: int) -> Samples:

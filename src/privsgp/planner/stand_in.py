@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 WIDEST = 4096  # coordinates of a sample that a matrix turns
 BETWEEN = (0.2, 0.45, 0.7)  # share of the variance, in a direction that matters, that lies between classes
-FACTORS, COMMON = 2, 0.5  # factors that all columns share, and their share of a column's variance
+FACTORS = 2  # that all columns share
+COMMON, LEADING = 0.5, 0.9  # their share of a column's variance; the same where the target follows them
 MISSING = 0.1  # share of values that are missing, in columns that may have some
 OTHERS = 0.02  # share of "other" in a category
 EVENTS, CENSORED = 0.5, 0.3  # share of persons with the event before the last time, and of those not seen until then
@@ -54,21 +55,31 @@ class Signal(NamedTuple):
     """How well a row of a made-up table predicts its target: the standard deviation of its log odds.
 
     `evenness` is the power that takes shares of classes towards equal ones: a public balance is never exact, and more
-    even classes are harder to predict. `auc` and `r2` are about those of the best possible model.
+    even classes are harder to predict. With `leading`, the target follows the common factors of the columns.
     """
 
     name: str
     strength: float
-    evenness: float
-    auc: float
-    r2: float
+    evenness: float = 1.0
+    leading: bool = False
+
+    @property
+    def auc(self) -> float:
+        """The AUC of the best possible model, if two classes are equally frequent."""
+        odds = self.strength * special.ndtri(np.arange(0.5, 1000) / 1000)
+        yes, no = special.expit(odds), special.expit(-odds)
+        return float((yes * (no.cumsum() - no / 2)).sum() / (yes.sum() * no.sum()))
+
+    @property
+    def r2(self) -> float:
+        """The R² of the best possible model."""
+        return self.strength**2 / (self.strength**2 + 4)
 
 
 # Of public tables, nine in ten are between the first and the last (docs/planner.md).
-NONE = Signal("none", 0.0, 0.75, 0.5, 0.0)
+NONE = Signal("none", 0.0, 0.75)
 SIGNALS = (
-    Signal("weak", 0.5, 0.75, 0.62, 0.06), Signal("moderate", 1.0, 1.0, 0.73, 0.2),
-    Signal("strong", 2.0, 0.75, 0.83, 0.5), Signal("very strong", 4.0, 1.0, 0.93, 0.8), NONE,
+    Signal("weak", 0.5, 0.75), Signal("moderate", 1.0), Signal("strong", 2.0, 0.75), Signal("very strong", 4.0), NONE,
 )  # fmt: skip
 
 
@@ -104,25 +115,34 @@ def table(schema: Schema, signal: Signal, *, samples: int, seed: int = 0) -> Sam
     """
     rng, count, kinds, times = np.random.default_rng(seed), 5 * samples, schema.classes, schema.times
     common, shares = rng.standard_normal((count, FACTORS)), _shares(schema, signal.evenness)
-    x = np.concatenate([_column(rng, common, column) for column in schema.encoded.values()], 1)
+    together = LEADING if signal.leading else COMMON
+    x = np.concatenate([_column(rng, common, column, together) for column in schema.encoded.values()], 1)
     spread = x.std(0)
     unit = (x - x.mean(0)) / np.where(spread > 0, spread, 1)
-    scores = unit @ rng.standard_normal((x.shape[1], kinds or 1))
-    scores /= np.maximum(scores.std(0), 1e-12)
+    if signal.leading:  # what the columns tell of the factors
+        unit = unit @ np.linalg.lstsq(unit, common, rcond=None)[0]
+    scores = unit @ rng.standard_normal((unit.shape[1], kinds or 1))
+    if kinds is not None:
+        scores -= scores.mean(1, keepdims=True)
+    scores /= max(math.sqrt(np.square(scores).mean()), 1e-12)
     if times is not None:
         y = _survival(rng, signal.strength * scores[:, 0], len(times))
     elif kinds is None:
         y = _numbers(rng, scores[:, 0], schema, signal.r2)
     else:
-        y = _labels(rng, signal.strength * scores / math.sqrt(2), shares)
-    inputs, best = torch.from_numpy(x).float(), f"R² {signal.r2:g}" if kinds is None else f"AUC {signal.auc:g}"
+        each = math.sqrt((kinds - 1) / (2 * kinds))  # then the log odds of two classes differ by `strength`
+        y = _labels(rng, signal.strength * each * scores, shares)
+    inputs, best = torch.from_numpy(x).float(), f"R² {signal.r2:.2f}" if kinds is None else f"AUC {signal.auc:.2f}"
     return Samples(inputs[:samples], y[:samples], inputs[samples:], y[samples:], f"{signal.name} ({best})")
 
 
-def _column(rng: np.random.Generator, common: Floats, column: Encoded) -> Floats:
-    """Return a made-up column as it is encoded, its indicator of missing values last."""
+def _column(rng: np.random.Generator, common: Floats, column: Encoded, together: float) -> Floats:
+    """Return a made-up column as it is encoded, its indicator of missing values last.
+
+    Common factors make this share of its variance.
+    """
     own = rng.standard_normal(len(common))
-    z = math.sqrt(COMMON / FACTORS) * common @ rng.choice([-1.0, 1.0], FACTORS) + math.sqrt(1 - COMMON) * own
+    z = math.sqrt(together / FACTORS) * common @ rng.choice([-1.0, 1.0], FACTORS) + math.sqrt(1 - together) * own
     gone = rng.random(len(z)) < (0.0 if column.missing is None else MISSING)
     if isinstance(column, Number):
         (low, high), (centre, scale) = column.limits, column.affine

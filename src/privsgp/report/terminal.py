@@ -206,7 +206,8 @@ def show_plan(plan: Plan) -> None:
     show("plan", plan.rows())
     signals = ("signal of the rehearsed rows", f"planned {plan.loss_name}", "a constant guess", "each site alone")
     show_table(None, signals, plan.signal_rows(), words=signals[:1])
-    titles = ("site", "records", "ε", "δ", "a guess is right at most", "share of the noise", "gains by taking part")
+    unit = "records" if plan.network.rows_per_person is None else "persons"
+    titles = ("site", unit, "ε", "δ", "a guess is right at most", "share of the noise", "gains by taking part")
     show_table("sites", titles, plan.site_rows(), words=[titles[0], titles[-1]])
     show_lines(plan.warnings)
 

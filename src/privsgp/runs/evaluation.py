@@ -7,7 +7,6 @@ person may have records on both sides, and if a person may be at several sites.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,8 @@ from privsgp.runs import booked, description, sums
 from privsgp.runs import config as configs
 from privsgp.runs.problem import unencoded
 from privsgp.runs.resolve import pooled
-from privsgp.runs.result import best_model, load
+from privsgp.runs.result import EVALUATION as NAME
+from privsgp.runs.result import best_model, digest, load
 from privsgp.statistics.estimates import NONE, Confusion, Groups, Residuals, Scores
 from privsgp.statistics.survival import Risks
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     Say = Callable[[str], None]
     Layout = Scores | Confusion | Residuals | Risks
 
-NAME = "evaluation.json"
 _FEW_VALUES = 20  # the width of a range that may have no other values than whole numbers
 BY_RECORD = "the unit is one record: this is the sum for a person with training and test records"
 BY_SITE = "a person may be trained on at one site and held out at another: this is the sum"
@@ -149,11 +148,6 @@ def agreed_model(run: Path) -> Path:
     if not (privacy["simulation"] or (privacy["noise"] and privacy["epsilon"] is not None)):
         raise Refused(f"{run} has no model under a counted budget", "evaluate the model of a private run")
     return best_model(Folder(run), result.summary)
-
-
-def digest(model: Path) -> str:
-    """Return the SHA-256 of a model's file."""
-    return hashlib.sha256(model.read_bytes()).hexdigest()
 
 
 def refuse_other_side(config: Config, run: str, held: Mapping[int, Records]) -> None:
@@ -263,6 +257,9 @@ def written(config: Config, result: Result, model: Path, total: Total, folder: P
         "metrics": [e.to_json() for e in made.estimates(total.cells, total.count, sigma)],
         "curves": made.curves(total.cells, total.count, sigma) if isinstance(made, Scores | Risks) else {},
     }  # fmt: skip
+    if isinstance(made, Scores):  # what `calibrate` needs: post-processing of the released counts
+        before = {"slope": result.calibration.slope, "shift": result.calibration.shift}
+        found["histogram"] = before | {"edges": list(made.edges), "counts": made.counts(total.cells).tolist()}
     write_json(folder / NAME, found)
     return found | {"folder": str(folder)}
 

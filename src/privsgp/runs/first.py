@@ -65,7 +65,9 @@ def write_first(
     write(files[1], schema)
     try:
         test_path = None if test is None else os.path.relpath(test, folder)
+        rows = None if public is None or draft.is_dictionary(table.column_names) else os.path.relpath(public, folder)
         asked = {"sites": list(sites), "path": path, "sizes": list(sizes), "test": test_path, "cost": cost}
+        asked["public"] = rows
         write(files[0], _run(files[1], table, epsilon, asked))
         configs.read(files[0])
     except Refused:
@@ -94,8 +96,8 @@ def _public(public: Path, target: str, folder: Path, sites: Sequence[str], path:
 def _run(file: Path, table: Any, epsilon: Sequence[float], asked: Mapping[str, Any]) -> str:  # noqa: ANN401 - Arrow's
     schema, folder = schemas.read(file), file.resolve().parent.name
     repeating = [] if table is None else tables.repeating(table, schema)
-    naming = [name for name, _ in repeating if name in schema.columns]
-    naming += [name for name, one in schema.columns.items() if isinstance(one, Ignored) and NAMES.search(name)]
+    naming = [name for name, one in schema.columns.items() if isinstance(one, Ignored) and NAMES.search(name)]
+    naming += [name for name, _ in repeating if name in schema.columns]
     network, loss = ("linear", "mse") if schema.classes is None else ("logistic", "cross-entropy")
     network, loss = (network, loss) if schema.times is None else ("hazard", "survival")
     return _TEXTS.get_template("first.toml").render(

@@ -10,11 +10,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import hashlib
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from markupsafe import Markup
 from safetensors import SafetensorError
@@ -26,8 +28,8 @@ from privsgp import features as maps
 from privsgp import metrics as measures
 from privsgp.data.samples import is_dataset, pair, plain
 from privsgp.data.tables import as_number
-from privsgp.engine.folder import read_metrics
-from privsgp.engine.formats import Calibrated, Summary
+from privsgp.engine.folder import Folder, read_metrics
+from privsgp.engine.formats import Calibrated, Evaluated, Summary
 from privsgp.errors import Refused
 from privsgp.features.maps import make_encoder
 from privsgp.files import read_json, write_json
@@ -46,10 +48,8 @@ from privsgp.runs.rows import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
-    from privsgp.engine.folder import Folder
     from privsgp.models import Shape
     from privsgp.runs.views import RunView
 
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 256
 CALIBRATION = "calibration.json"
+EVALUATION = "evaluation.json"  # of a private evaluation
 MARK = "privsgp_run"  # the attribute of a module that names the run which it comes from
 
 
@@ -167,13 +168,15 @@ class Result:
     def calibrate(
         self, data: tuple[Samples, ArrayLike] | Samples, threshold_for: str = "", *, fit: bool = True
     ) -> None:
-        """Fit probabilities, or choose a threshold, on public data; calibration.json of the run's folder keeps them.
+        """Fit probabilities, or choose a threshold; calibration.json of the run's folder keeps them.
 
         The probabilities of two classes get a shift and a slope (Platt).
 
         Args:
-            data: Public samples with targets, as for `evaluate`.
-            threshold_for: "sensitivity=0.9" or "specificity=0.9", for two classes; "" for none.
+            data: Public samples with targets, as for `evaluate`; or the path of the evaluation.json of a private
+                evaluation. Its noised counts are released, so using them again costs no privacy.
+            threshold_for: "sensitivity=0.9" or "specificity=0.9", for two classes; "" for none. From an
+                evaluation.json, the threshold is an edge of its bins.
             fit: Whether to fit probabilities; else only the threshold is chosen.
 
         Raises:
@@ -185,29 +188,54 @@ class Result:
                 f"calibration needs 2 classes, and the model has {self.card['classes'] or 'no'}",
                 "use a model of two classes",
             )
+        aim, least = _aim(threshold_for)
+        if isinstance(data, str | Path) and Path(data).name == EVALUATION:
+            made, count, threshold = self._by_counts(Path(data), aim, least, fit=fit)
+        else:
+            made, count, threshold = self._by_samples(data, aim, least, fit=fit)
+        written = {"version": 1, "samples": count, "slope": made.slope, "shift": made.shift}
+        write_json(
+            self.folder / CALIBRATION, written | {"threshold": threshold, "threshold_for": threshold_for or None}
+        )
+        self.__dict__.pop("calibration", None)
+
+    def _by_samples(
+        self, data: Samples, aim: str, least: float, *, fit: bool
+    ) -> tuple[measures.Calibration, int, float | None]:
+        """Return slope and shift by public samples, their number, and a threshold."""
         x, given = self._measured(data, every=True)
         outputs, y = self.outputs(x).double().numpy(), labels(given, self.card)
         made = dataclasses.replace(self.calibration, threshold=None)
         if fit:
-            made = dataclasses.replace(made, slope=1.0, shift=0.0)
-            p = made.probabilities(outputs, self.card["loss"])
-            if (best := measures.platt(p[:, 1], y)) is None:
-                raise Refused("no finite calibration fits these samples", "take more public samples, of both classes")
-            made = dataclasses.replace(made, shift=best[0], slope=best[1])
-        if threshold_for:
-            aim, _, least = threshold_for.partition("=")
-            share = as_number(least)
-            if aim not in ("sensitivity", "specificity") or share is None or not 0 < share <= 1:
-                raise Refused(f"threshold for {threshold_for!r}", "take sensitivity=0.9 or specificity=0.9")
-            if not (y == (aim == "sensitivity")).any():
-                raise Refused(f"no sample decides the {aim}", "take public samples of both classes")
-            p = made.probabilities(outputs, self.card["loss"])
-            made = dataclasses.replace(made, threshold=measures.threshold_for(p[:, 1], y, aim, share))
-        written = {"version": 1, "samples": len(y), "slope": made.slope, "shift": made.shift}
-        write_json(
-            self.folder / CALIBRATION, written | {"threshold": made.threshold, "threshold_for": threshold_for or None}
-        )
-        self.__dict__.pop("calibration", None)
+            made = made.then(*_fitted(made.probabilities(outputs, self.card["loss"])[:, 1], y))
+        if not aim:
+            return made, len(y), None
+        if not (y == (aim == "sensitivity")).any():
+            raise Refused(f"no sample decides the {aim}", "take public samples of both classes")
+        p = made.probabilities(outputs, self.card["loss"])[:, 1]
+        return made, len(y), measures.threshold_for(p, y, aim, least)
+
+    def _by_counts(
+        self, path: Path, aim: str, least: float, *, fit: bool
+    ) -> tuple[measures.Calibration, int, float | None]:
+        """Return the same by the noised counts of a private evaluation of this model."""
+        found = read_json(path, Evaluated)
+        own = best_model(Folder(self.folder), self.summary)
+        if found["model"] != digest(own) or (histogram := found.get("histogram")) is None:
+            remedy = "evaluate this run first: privsgp evaluate RUN run.toml --private"
+            raise Refused(f"{path} is no private evaluation of {own}", remedy)
+        edges, counts = np.array(histogram["edges"]), np.array(histogram["counts"])
+        made = measures.Calibration(self.calibration.weights, histogram["slope"], histogram["shift"])
+        shift, slope = 0.0, 1.0
+        if fit and (counts.sum(1) > 0).all():
+            middle, known = np.tile((edges[:-1] + edges[1:]) / 2, 2), np.repeat([0, 1], len(edges) - 1)
+            shift, slope = _fitted(middle, known, counts.ravel())
+        if slope <= 0 or (counts.sum(1) <= 0).any():
+            raise Refused(f"{path}: the noise hides the classes", "evaluate on more records, or with a larger ε")
+        threshold = measures.edge_for(edges, counts, aim, least) if aim else None
+        if threshold is not None and 0 < threshold < 1:
+            threshold = 1 / (1 + math.exp(-shift) * (1 / threshold - 1) ** slope)
+        return made.then(shift, slope), sum(found["held_out"]), threshold
 
     def evaluate(self, data: tuple[Samples, ArrayLike] | Samples) -> dict[str, Any]:
         """Return metrics on samples and their targets. It writes nothing.
@@ -312,6 +340,28 @@ class Result:
         drawn = Markup().join([*charts.figures(self.view), *map(charts.forest, shapes)])
         page = Markup('<table><caption>%s</caption>%s</table><div style="max-width:30em">%s</div>')
         return str(page % (self.summary["name"], rows, drawn))
+
+
+def _aim(text: str) -> tuple[str, float]:
+    """Return what a threshold is for, and the least share: "sensitivity=0.9", for example; "" asks for none."""
+    aim, _, least = text.partition("=")
+    share = as_number(least)
+    if text and (aim not in ("sensitivity", "specificity") or share is None or not 0 < share <= 1):
+        raise Refused(f"threshold for {text!r}", "take sensitivity=0.9 or specificity=0.9")
+    return aim, share or 0.0
+
+
+def _fitted(
+    p: NDArray[np.float64], y: NDArray[np.int64], counts: NDArray[np.float64] | None = None
+) -> tuple[float, float]:
+    if (best := measures.platt(p, y, counts)) is None:
+        raise Refused("no finite calibration fits these samples", "take more samples, of both classes")
+    return best
+
+
+def digest(model: Path) -> str:
+    """Return the SHA-256 of a model's file."""
+    return hashlib.sha256(model.read_bytes()).hexdigest()
 
 
 def load(run: str | Path, model: nn.Module | None = None, features: nn.Module | None = None) -> Result:

@@ -24,7 +24,7 @@ from privsgp.data.same_records import is_tested_on_own
 from privsgp.data.tables import is_table
 from privsgp.engine import checkpoint
 from privsgp.engine.folder import Folder
-from privsgp.engine.trainer import Stopping
+from privsgp.engine.stopping import Stopping
 from privsgp.errors import Interrupted, Refused
 from privsgp.files import finite, read_bytes, sync_names, write, write_json
 from privsgp.gradients import Layout

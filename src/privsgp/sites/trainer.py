@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from privsgp.engine.budget_guard import BudgetGuard
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
-    from privsgp.engine.trainer import Stopping, Watcher
+    from privsgp.engine.stopping import Stopping
+    from privsgp.engine.trainer import Watcher
     from privsgp.randomness.noise import KeyExchange
     from privsgp.sites.protocol.pairs import PairKeys
     from privsgp.sites.transport import SitesTransport

@@ -195,6 +195,10 @@ class Scores:
             ],
         }  # fmt: skip
 
+    def counts(self, cells: Array) -> Array:
+        """Return the noised counts of all groups together: labels × bins."""
+        return cells.reshape(self.groups.count, 2, self._bins + 1)[..., :-1].sum(0)
+
     def _estimate(
         self, name: str, group: str, chosen: list[int], metric: Metric, cells: Array, persons: int, sigma: float
     ) -> Estimate:
