@@ -71,13 +71,13 @@ class _Facts:
 
     @property
     def own(self) -> dict[str, Any]:
-        """What the summary of a run between sites says of this organisation; empty for other runs."""
+        """This organisation's part of the summary of a run between sites; empty for other runs."""
         found: dict[str, Any] = (self.view.summary.get("site") if self.view else None) or {}
         return found
 
     @property
     def before(self) -> list[str]:
-        """What counts of ended runs that this one continues, a line each."""
+        """The releases of ended runs that count too, a line each."""
         names = [] if self.study is None else [card.name for card in self.study.roster]
         found = [(name, one) for i, name in enumerate(names) if self.study for one in phases(self.study, i)]
         return [

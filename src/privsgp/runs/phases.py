@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Phase:
-    """What one node released in a run that has ended, as all sites agreed on that run.
+    """The releases of one node in a run that has ended, as all sites agreed on that run.
 
     `shared` is its pairwise noise, if any: each node's own variances, and that of a pair. `honest` is how many of its
     nodes are taken to be honest, this one included: 1 where another site may know the node's pair secrets.

@@ -43,7 +43,7 @@ _PER_NODE = (("privacy", "epsilon"), ("privacy", "delta"), ("privacy", "sigma"),
 
 @dataclass(frozen=True)
 class Changes:
-    """What changes from a run to the one that continues it; sites of the ended run by their names."""
+    """The changes from a run to the one that continues it; sites of the ended run by their names."""
 
     revoked: Sequence[str] = ()  # whose key is revoked; without a new card the site is not in the new run
     replaced: dict[str, Card] = field(default_factory=dict)  # the new card of a site whose key is revoked
