@@ -10,11 +10,12 @@ export PRIVSGP_STATE ?= $(CURDIR)/.venv/state
 setup: .venv/.ready
 
 # torch first and pinned. On Linux it brings gigabytes of GPU libraries unless PIP_EXTRA_INDEX_URL names CPU wheels (README.md).
-.venv/.ready: pyproject.toml constraints.txt packages/privsgp-encoders/pyproject.toml
+.venv/.ready: pyproject.toml packages/research/pyproject.toml packages/privsgp-encoders/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "privsgp needs Python 3.11 or newer; set PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable packages/privsgp-encoders
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable packages/research \
+	  --editable packages/privsgp-encoders
 	touch $@
 
 # A simulation with a seed: its folder can be made again.
@@ -106,7 +107,7 @@ docs: .venv/.docs
 lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict src
+	$(BIN)/mypy --strict src packages/research
 
 # The licence of everything that an installation brings along; fails where one is not permissive.
 licences: .venv/.ready

@@ -86,9 +86,8 @@ def arguments() -> argparse.Namespace:
 
 def done(task: Task) -> list[dict[str, Any]]:
     """Return a cell's rows: those of a run that was killed later, or made now."""
-    from tools.provenance import provenance
-
     from privsgp.files import write_json
+    from privsgp_research.provenance import provenance
 
     options, batch, method, asked = task
     about = [options.data, options.nodes, options.epsilon, list(options.seeds), list(options.distances)]

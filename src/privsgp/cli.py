@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import typer.core
 
-from privsgp import __version__, cli_account, cli_data, cli_models, cli_sites, later
+from privsgp import __version__, cli_account, cli_data, cli_models, cli_sites, later, plugins
 from privsgp.cli_data import Changes, DataDir, Json, about, note, one_of
 from privsgp.errors import Diverged, Refused, Stopped, mending
 from privsgp.files import finite
@@ -63,10 +64,18 @@ cli_data.add_to(app)
 cli_sites.add_to(app)
 
 
-def main(commands: typer.Typer = app) -> None:
+@functools.cache
+def command_line() -> typer.Typer:
+    """Return all commands: privsgp's own, then those that installed packages offer."""
+    for entry in plugins.offered(plugins.COMMANDS).values():
+        plugins.load(entry)(app)
+    return app
+
+
+def main() -> None:
     """Run the command line; turn refusals into status 2."""
     try:
-        commands()
+        command_line()()
     except Refused as refused:
         show_end(refused.what, f"  → {refused.remedy}")
         sys.exit(2)

@@ -97,6 +97,10 @@ _COMMANDS = {
         "leave": "privsgp leave lung.study",
         "relay": "privsgp relay lung.study",
     },
+    "Research": {
+        "compare": "privsgp compare run.toml --algorithms privsgp-vr,privsgp",
+        "reproduce": "privsgp reproduce --list",
+    },
 }
 _PLACES = {name: (panel, example) for panel, found in _COMMANDS.items() for name, example in found.items()}
 ORDER = list(dict.fromkeys(name.partition(" ")[0] for name in _PLACES))

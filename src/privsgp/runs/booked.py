@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from privsgp.data.hashes import Hashes
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
+    from privsgp.runs.config import Config
 
 _LOG = logging.getLogger(__name__)
 _MOST_NAMED = 5
@@ -65,6 +66,11 @@ def pooled(records: Sequence[Records]) -> list[Records]:
 def _unit(mechanism: Mechanism) -> str:
     """Return what stands beside a relation in the book: an ε of persons and one of records do not add up."""
     return "" if mechanism.person is None else _PERSON
+
+
+def relation(config: Config) -> str:
+    """Return the relation and the unit that the book has of a run with this configuration."""
+    return config.privacy.relation + ("" if config.data.person is None else _PERSON)
 
 
 def entries(spec: RunSpec, folder: Folder, command: str, data: str, sites: Sequence[str] = ()) -> list[Entry]:

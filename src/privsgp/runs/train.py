@@ -96,6 +96,8 @@ def release(
         look(spec)
         training = Trainer(spec, folder, None, world)
         locks.enter_context(folder.locked())
+        if folder.config.exists():
+            raise Refused(f"{out} holds a release of another process", "run the command again: it takes another folder")
         around = _circumstances(resolved, world)
         _open(spec, resolved, folder, world, around, records, command=command, also=also)
         return spec, _train(training, folder)
