@@ -71,7 +71,7 @@ class _Facts:
 
     @property
     def own(self) -> dict[str, Any]:
-        """This organisation's part of the summary of a run between sites; empty for other runs."""
+        """Return this organisation's part of the summary of a run between sites; empty for other runs."""
         found: dict[str, Any] = (self.view.summary.get("site") if self.view else None) or {}
         return found
 
