@@ -106,7 +106,7 @@ def work(task: Task) -> list[dict[str, Any]]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
 
-    from privsgp.planner import settle as planning
+    from privsgp.planner import planning
     from privsgp.runs import config as configs
 
     options, batch, method, asked = task

@@ -26,7 +26,7 @@ from sklearn.datasets import load_digits
 from privsgp.algorithms import Block, Drawn, Exchange, PushSum, Release, State, Step
 from privsgp.algorithms.block import clipped_mean
 from privsgp.audit import attack as attacks
-from privsgp.audit.attack import _Told, worst
+from privsgp.audit.attack import _Overheard, worst
 from privsgp.audit.audit import AuditReport, audit
 from privsgp.data.dataset import Dataset
 from privsgp.engine import node_randomness
@@ -212,7 +212,7 @@ def used_twice(self: pairwise._OfNodes, out: Tensor, step: int) -> None:
     """Use the pairs' numbers of an even step again at the odd one that follows."""
     _fill_shared(self, out, step - step % 2)
     told = self.pairs
-    if isinstance(told, _Told):  # the attacker is told the numbers that serve, whatever they are called
+    if isinstance(told, _Overheard):  # the attacker is told the numbers that serve, whatever they are called
         told.numbers |= {(pair, step): row for (pair, k), row in list(told.numbers.items()) if k == step - step % 2}
 
 

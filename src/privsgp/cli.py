@@ -129,7 +129,7 @@ def train(
     place = folder or Path("runs") / settings.name
     if "WORLD_SIZE" not in os.environ:  # processes of torchrun refuse together, once they have met
         refuse_used(place, resume=resume, secret=settings.secret)
-    from privsgp.planner import settle as planning
+    from privsgp.planner import planning
     from privsgp.report import page
     from privsgp.runs import problem as problems
     from privsgp.runs import train as training
@@ -140,7 +140,7 @@ def train(
         note(*([training.standing(place)] if resume else []))
     with doing("reading the data", quiet=world.rank > 0) as say:
         problem = problems.load_problem(settings, data_dir, world)
-        settings, plan = planning.settle(
+        settings, plan = planning.with_choices(
             settings, problem, place, resume=resume, world=world, data_dir=data_dir, say=say
         )
     problem = problems.at_start(settings, problem)
@@ -168,7 +168,7 @@ def plan(
 ) -> None:
     """Choose steps, noise and step size for a budget, before training."""
     settings = cli_data.configured(config, changes or [], planned=True)
-    from privsgp.planner import settle as planning
+    from privsgp.planner import planning
 
     with doing("reading the data", quiet=as_json) as say:
         made = dataclasses.replace(planning.plan(settings, data_dir, say=say), link=link)

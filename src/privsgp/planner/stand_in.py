@@ -191,8 +191,8 @@ def _survival(rng: np.random.Generator, risk: Floats, bins: int) -> Tensor:
     """Return targets of persons whose hazard rises with their risk; a few are not seen until the end."""
     until = rng.exponential(size=len(risk)) * np.exp(-risk)
     until *= bins / np.quantile(until, EVENTS)
-    seen = np.where(rng.random(len(risk)) < CENSORED, rng.uniform(0, bins, len(risk)), bins)
-    time, event = np.minimum(until, seen), until <= seen
+    followed = np.where(rng.random(len(risk)) < CENSORED, rng.uniform(0, bins, len(risk)), bins)
+    time, event = np.minimum(until, followed), until <= followed
     return torch.from_numpy(survival.targets(time, event, range(1, bins + 1)))
 
 

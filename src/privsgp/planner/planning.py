@@ -213,7 +213,7 @@ def _divided(x: NDArray[Any], y: NDArray[Any], count: int, seed: int) -> Samples
     return Samples(parts[0], parts[1], parts[2], parts[3], f"division {seed + 1}")
 
 
-def settle(
+def with_choices(
     config: Config,
     problem: Problem,
     folder: Path,
