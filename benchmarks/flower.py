@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from sklearn.metrics import log_loss
-from tools.provenance import provenance
 
 from privsgp.files import write_json
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
+from privsgp_research.provenance import provenance
 
 if TYPE_CHECKING:
     import argparse

@@ -35,9 +35,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs h
     import typer
     from typer.cli import get_docs_for_click
 
-    from privsgp.cli import app
+    from privsgp.cli import command_line
 
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(command_line())
     words = get_docs_for_click(obj=group, ctx=typer.Context(group), name="privsgp")
     whole = words[words.index("## ") :].split("`")
     plain = [part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(whole)]  # <name> is no tag

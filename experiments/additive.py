@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pages
-from tools.provenance import provenance
 from typer.testing import CliRunner
 
 from privsgp.cli import app
@@ -31,6 +30,7 @@ from privsgp.data.schema import Schema
 from privsgp.data.schema_text import written
 from privsgp.files import write_json
 from privsgp.runs.result import load
+from privsgp_research.provenance import provenance
 
 if TYPE_CHECKING:
     import argparse

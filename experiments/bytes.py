@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pages
 import torch
-from tools.bench import Bench
-from tools.provenance import provenance
 
 from privsgp import data
 from privsgp.accounting.shown import up
@@ -29,6 +27,8 @@ from privsgp.features.encode import encode
 from privsgp.features.encoder import SyntheticEncoder
 from privsgp.files import write_json
 from privsgp.runs import config as configs
+from privsgp_research.bench import Bench
+from privsgp_research.provenance import provenance
 
 if TYPE_CHECKING:
     from privsgp.runs.config import Config

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pages
 import torch
-from tools.provenance import provenance
 from torch import nn
 
 import privsgp
 from privsgp.files import write_json
+from privsgp_research.provenance import provenance
 
 if TYPE_CHECKING:
     import argparse

@@ -1,4 +1,4 @@
-"""Write the table of all decentralised methods into docs/results.md, from what `paper.py compare` left beside it.
+"""Write the table of all decentralised methods into docs/results.md, from what `privsgp compare` left beside it.
 
 python experiments/comparison_table.py docs/results/comparison docs/results.md
 """

@@ -1,6 +1,6 @@
-"""Write the paper's figures into docs/results.md anew, from what `paper.py reproduce` left beside it.
+"""Write the paper's figures into docs/results.md anew, from what `privsgp reproduce` left beside it.
 
-python experiments/paper.py reproduce all --out FIGURES --data-dir DATA          # then copy FIGURES/*.json
+privsgp reproduce all --out FIGURES --data-dir DATA          # then copy FIGURES/*.json
 python experiments/figures_table.py docs/results docs/results.md
 
 Every claim is judged anew by the rule of the code at hand, and every picture drawn anew from its JSON.
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pages
-from tools import claims, picture
-from tools.figures import MODES, NAMES, known
-from tools.reproduce import judged
 
 from privsgp.files import write_json
+from privsgp_research import claims, picture
+from privsgp_research.figures import MODES, NAMES, known
+from privsgp_research.reproduce import judged
 
 SCALES = ("full", "small")
 NOISE = {"published": "published noise", "certified": "certified budget"}

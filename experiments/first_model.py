@@ -29,13 +29,13 @@ import pages
 from sklearn import datasets
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import log_loss, roc_auc_score
-from tools.provenance import provenance
 from typer.testing import CliRunner
 
 from privsgp.cli import app
 from privsgp.files import write_json
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
+from privsgp_research.provenance import provenance
 
 if TYPE_CHECKING:
     import argparse

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import pages
 from first_model import SITES as PARTS
 from first_model import TABLES, divide
-from tools.provenance import provenance
 
 from privsgp.files import write_json
+from privsgp_research.provenance import provenance
 
 if TYPE_CHECKING:
     import argparse

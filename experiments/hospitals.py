@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pages
-from tools.provenance import provenance
 
 from privsgp.files import write_json
+from privsgp_research.provenance import provenance
 
 if TYPE_CHECKING:
     import argparse

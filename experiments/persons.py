@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pages
-from tools.provenance import provenance
 from typer.testing import CliRunner
 
 from privsgp.accounting import accountant, ledger
@@ -28,6 +27,7 @@ from privsgp.accounting.mechanisms import described
 from privsgp.accounting.shown import up
 from privsgp.cli import app
 from privsgp.files import write_json
+from privsgp_research.provenance import provenance
 
 if TYPE_CHECKING:
     import argparse

@@ -86,9 +86,8 @@ def arguments() -> argparse.Namespace:
 
 def done(task: Task) -> list[dict[str, Any]]:
     """Return a cell's rows: those of a run that was killed later, or made now."""
-    from tools.provenance import provenance
-
     from privsgp.files import write_json
+    from privsgp_research.provenance import provenance
 
     options, batch, method, asked = task
     about = [options.data, options.nodes, options.epsilon, list(options.seeds), list(options.distances)]
@@ -107,7 +106,7 @@ def work(task: Task) -> list[dict[str, Any]]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
 
-    from privsgp.planner import settle as planning
+    from privsgp.planner import planning
     from privsgp.runs import config as configs
 
     options, batch, method, asked = task

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import expit
 from scipy.stats import norm
-from tools.provenance import provenance
 from typer.testing import CliRunner
 
 from privsgp.accounting.accountant import epsilon as epsilon_of
@@ -45,6 +44,7 @@ from privsgp.runs.problem import assembled, unencoded
 from privsgp.runs.resolve import resolve
 from privsgp.runs.result import load as load_result
 from privsgp.statistics.estimates import Groups, Scores
+from privsgp_research.provenance import provenance
 
 if TYPE_CHECKING:
     import argparse

@@ -30,8 +30,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pages
 import torch
-from tools.bench import Bench
-from tools.provenance import provenance
 from what_it_buys import best_of, beyond_edge
 
 from privsgp.data import Dataset
@@ -41,13 +39,14 @@ from privsgp.features.maps import make_encoder
 from privsgp.files import replace, write_json
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
+from privsgp_research.bench import Bench
+from privsgp_research.provenance import provenance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from tools.bench import Several
-
     from privsgp.runs.config import Config
+    from privsgp_research.bench import Several
 
 Row = dict[str, Any]
 HERE = Path(__file__).parent

@@ -23,12 +23,11 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tools.provenance import commit
-
 from privsgp import data
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.files import write_json
+from privsgp_research.provenance import commit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,6 +54,7 @@ PAGES = (
     "experiments/persons.py --page docs/results-accuracy.md",
     "experiments/survival.py --page docs/howto/survival.md",
     "experiments/bytes.py --page docs/howto/bytes.md",
+    "experiments/wire.py --page docs/performance.md",
     "experiments/additive.py --page docs/howto/additive.md",
     "experiments/private_evaluation.py --page docs/howto/evaluate.md",
     "experiments/first_study.py --page docs/howto/first-study.md",

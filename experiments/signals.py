@@ -25,10 +25,10 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from tools.provenance import provenance
 
 from privsgp.files import write_json
 from privsgp.planner.stand_in import SIGNALS
+from privsgp_research.provenance import provenance
 
 if TYPE_CHECKING:
     import argparse

@@ -15,11 +15,11 @@ from typing import Any
 
 import joining
 import pages
-from tools.bench import Bench
-from tools.provenance import provenance
 
 from privsgp.files import write_json
 from privsgp.runs import config as configs
+from privsgp_research.bench import Bench
+from privsgp_research.provenance import provenance
 
 Row = dict[str, Any]
 HERE = Path(__file__).parent

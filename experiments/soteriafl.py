@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import pages
 import torch
-from tools.provenance import provenance
 
 import privsgp
 from privsgp.accounting import accountant
@@ -30,6 +29,7 @@ from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
 from privsgp.runs.resolve import resolve
+from privsgp_research.provenance import provenance
 
 if TYPE_CHECKING:
     import argparse

@@ -13,10 +13,10 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 import pages
-from tools.provenance import provenance
 
 from privsgp.files import write_json
 from privsgp.runs import config, problem, train
+from privsgp_research.provenance import provenance
 
 if TYPE_CHECKING:
     import argparse

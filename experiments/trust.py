@@ -16,10 +16,10 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import pages
-from tools.provenance import provenance
 
 from privsgp.files import write_json
 from privsgp.runs import config, problem, train
+from privsgp_research.provenance import provenance
 
 Row = dict[str, Any]
 if TYPE_CHECKING:

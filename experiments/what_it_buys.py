@@ -23,20 +23,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pages
-from tools import picture
-from tools.bench import Bench
-from tools.provenance import provenance
 
 from privsgp.algorithms import ALGORITHMS
 from privsgp.files import write_json
 from privsgp.runs import config as configs
+from privsgp_research import picture
+from privsgp_research.bench import Bench
+from privsgp_research.provenance import provenance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tools.bench import Several
-
     from privsgp.runs.config import Config
+    from privsgp_research.bench import Several
 
 Row = dict[str, Any]
 RESULTS = Path(__file__).parent.parent / "docs" / "results" / "what-it-buys"

@@ -15,6 +15,7 @@ import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from multiprocessing import get_context
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -25,10 +26,11 @@ from sklearn.datasets import load_digits
 from privsgp.algorithms import Block, Drawn, Exchange, PushSum, Release, State, Step
 from privsgp.algorithms.block import clipped_mean
 from privsgp.audit import attack as attacks
-from privsgp.audit.attack import _Told, worst
+from privsgp.audit.attack import _Overheard, worst
 from privsgp.audit.audit import AuditReport, audit
 from privsgp.data.dataset import Dataset
 from privsgp.engine import node_randomness
+from privsgp.engine.node_randomness import NodeRandomness
 from privsgp.engine.spec import RunSpec
 from privsgp.errors import Refused
 from privsgp.gradients import persons
@@ -210,7 +212,7 @@ def used_twice(self: pairwise._OfNodes, out: Tensor, step: int) -> None:
     """Use the pairs' numbers of an even step again at the odd one that follows."""
     _fill_shared(self, out, step - step % 2)
     told = self.pairs
-    if isinstance(told, _Told):  # the attacker is told the numbers that serve, whatever they are called
+    if isinstance(told, _Overheard):  # the attacker is told the numbers that serve, whatever they are called
         told.numbers |= {(pair, step): row for (pair, k), row in list(told.numbers.items()) if k == step - step % 2}
 
 
@@ -247,12 +249,23 @@ def in_halves(self: Dataset, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]
 
 @contextmanager
 def rows_counted() -> Iterator[None]:
-    """Count the rows of each node where its persons are to be counted; the run's own check of them is off."""
+    """Count the rows of each node, and draw persons; the check of the run is off."""
     rows = property(lambda problem: [len(rows) for rows in problem.parts])
-    with patch.object(Problem, "samples", rows), patch.object(RunSpec, "__post_init__", lambda _: None):
+
+    def of_persons(self: NodeRandomness, k: int) -> list[Drawn]:
+        counted = zip(self.spec.mechanisms, self._samples[:, 0].tolist(), strict=True)
+        drawn = [SimpleNamespace(samples=J, batch=m.batch, rate=m.batch / J, sampling=m.sampling) for m, J in counted]
+        with patch.object(
+            node_randomness, "draw_all", lambda source, _, nodes, step: draw_all(source, drawn, nodes, step)
+        ):
+            return _sample(self, k)
+
+    unchecked = patch.object(RunSpec, "__post_init__", lambda _: None)
+    with patch.object(Problem, "samples", rows), unchecked, patch.object(NodeRandomness, "sample", of_persons):
         yield
 
 
+_sample = NodeRandomness.sample
 _first_rows = Dataset.first_rows
 _step, _towards = PushSum.step, Table._towards  # patches call what they replace
 
@@ -316,7 +329,7 @@ PERSON_BUGS = (
         persons=True,
     ),
     Bug("a person in two samples", lambda: patch.object(Dataset, "first_rows", in_halves), METHODS, persons=True),
-    Bug("J counts rows", rows_counted, METHODS, persons=True),
+    Bug("J counts rows", rows_counted, ("privsgp", "privsgp-vr", "dp2-sgd"), persons=True),  # SAG's ε counts no coins
 )
 ALL = (*QUIET, *BUGS, SHARED_NOTHING, *SHARED_BUGS, PERSONS_NOTHING, *PERSON_BUGS)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import json
 import multiprocessing
@@ -19,7 +18,6 @@ from privsgp import cli
 from privsgp.accounting import ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 torch.set_num_threads(1)  # these models are too small for more
@@ -56,19 +54,13 @@ class Ran(NamedTuple):
     err: str
 
 
-def paper(*arguments: object) -> Ran:
-    """Run experiments/paper.py in this process."""
-    script = importlib.import_module("paper")
-    return command(*arguments, main=script.main)
-
-
-def command(*arguments: object, main: Callable[[], None] = cli.main) -> Ran:
+def command(*arguments: object) -> Ran:
     """Run the command line in this process."""
     out, err = io.StringIO(), io.StringIO()
     argv = mock.patch.object(sys, "argv", ["privsgp", *map(str, arguments)])
     with argv, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            main()
+            cli.main()
         except SystemExit as end:
             return Ran(int(end.code or 0), out.getvalue(), err.getvalue())
     raise AssertionError("a command line ends with a status")

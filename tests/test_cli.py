@@ -351,6 +351,7 @@ def test_refusals_come_before_torch_is_imported(tmp_path):
         ("train", gone), ("train", config, "--none-such"), ("none-such",), ("train", tmp_path / "sites.toml"),
         *(("train", config, f"--set={change}") for change in ("data.foo=3", "algorithm.steps=-1", "graph.name=x")),
         ("plan", gone), ("plan",), ("audit", config, "--set=privacy.clip=0"),
+        ("compare", gone, "--algorithms=privsgp"), ("reproduce", "x"),
         ("agree", "propose", gone, "--site", gone, "-o", gone),
         ("data", "schema", gone, "--target=y"), ("data", "check", gone, tmp_path / "a.csv"), ("init",),
         ("init", "--public", tmp_path / "a.csv", "--target=z", "--sites=a", "--path={site}.csv", "--epsilon=1"),
@@ -531,6 +532,13 @@ def test_what_has_no_shared_noise_or_no_epsilon_is_refused(options, said):
     ran = runs.command("calibrate", *COUNTED, "--epsilon", 1, *options)
     assert ran.code == 2
     assert said in " ".join(ran.err.split())
+
+
+def test_account_shows_what_epsilon_rests_on():
+    node = ("--algorithm=privsgp", "--samples=1200", "--batch=24", "--steps=50", "--sigma=0.05")
+    words = " ".join(runs.command("account", *node).out.split())
+    assert "neighbours differ in one sample of this node" in words
+    assert "own secret coin with probability 0.02" in words
 
 
 def test_account_counts_persons_as_a_run_does():

@@ -7,9 +7,9 @@ import json
 import pathlib
 
 import pytest
-from tools import figures, reproduce
 
 import runs
+from privsgp_research import figures, reproduce
 
 ROOT = pathlib.Path(__file__).parent.parent
 MNIST = ("--samples", "1200", "--batch", "240", "--steps", "575")

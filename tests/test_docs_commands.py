@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 import typer
 
-from privsgp.cli import app
+from privsgp.cli import command_line
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [*(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md"))), "README.md"]
@@ -75,7 +75,7 @@ def lines(text):
 def parse(words):
     """Parse a command as the command line would, and run nothing."""
     assert "--install-completion" not in words, "to parse it is to install it"
-    command, name = typer.main.get_command(app), "privsgp"
+    command, name = typer.main.get_command(command_line()), "privsgp"
     while True:
         with mock.patch.object(pathlib.Path, "exists", return_value=True):  # files of examples need not be there
             context = command.make_context(name, list(words), ignore_unknown_options=False)
@@ -110,7 +110,7 @@ def commands(group, *before):
 
 
 def test_train_is_first_and_every_command_has_a_panel_and_an_example():
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(command_line())
     found = dict(commands(group))
     assert next(iter(found)) == "train"
     assert all(group.commands[name.split()[0]].rich_help_panel for name in found)

@@ -10,6 +10,7 @@ import pytest
 import privsgp
 from privsgp.algorithms import ALGORITHMS
 from privsgp.options import Options
+from privsgp.randomness import NOISES, REGISTERED
 
 NAMES = [name for name in privsgp.__all__ if name != "__version__"]
 
@@ -44,4 +45,5 @@ def test_the_examples_run(tmp_path, monkeypatch):
         (found,) = finder.find(getattr(privsgp, name), name, module=False, globs={})
         assert found.examples
         runner.run(found)
+    del NOISES["mine"], REGISTERED["mine"]
     assert not runner.failures

@@ -8,8 +8,9 @@ import pathlib
 
 import numpy as np
 import pytest
-from tools import bench as pool
-from tools.bench import Bench
+
+from privsgp_research import bench as pool
+from privsgp_research.bench import Bench
 
 ROOT = pathlib.Path(__file__).parent.parent
 EXPERIMENT = "record"
@@ -46,7 +47,7 @@ def here(monkeypatch):
                 pool._run(*task, data_dir)
         return [pool.Run.read(*task) for task in tasks]
 
-    monkeypatch.setattr("tools.bench.run_all", run_all)
+    monkeypatch.setattr("privsgp_research.bench.run_all", run_all)
     return made
 
 

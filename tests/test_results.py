@@ -17,6 +17,7 @@ import tomllib
 import pytest
 import typer
 
+from privsgp.cli import command_line
 from privsgp.errors import Refused
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -61,7 +62,7 @@ from pathlib import Path
 from privsgp.runs import config as configs
 
 sys.path.insert(0, EXPERIMENTS)
-from tools.bench import Bench
+from privsgp_research.bench import Bench
 
 if __name__ == "__main__":
     changes = ["data.nodes=2", "algorithm.name=privsgp", "algorithm.steps=3", "privacy.epsilon=", "privacy.sigma=0.1"]
@@ -147,10 +148,11 @@ def test_every_step_says_what_it_is_and_runs_what_is_there(experiment, monkeypat
                 monkeypatch.syspath_prepend((ROOT / parts[1]).parent)
                 monkeypatch.setattr(sys, "argv", [part.format(**GIVEN) for part in parts[1:]])
                 script = importlib.import_module(pathlib.Path(parts[1]).stem)
-                if script.__name__ == "paper":
-                    typer.main.get_command(script.app).commands[parts[2]].make_context(parts[2], sys.argv[2:])
-                else:
-                    script.arguments()
+                script.arguments()
+            else:
+                assert parts[2] == "privsgp"
+                words = [part.format(**GIVEN) for part in parts[4:]]
+                typer.main.get_command(command_line()).commands[parts[3]].make_context(parts[3], words)
     written = set(re.findall(r"[\w./-]+\.md", " ".join(experiment.PAGES)))
     assert {page for step in plan for page in step["pages"]} <= written
 

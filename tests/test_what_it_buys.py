@@ -6,7 +6,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from tools.bench import Run, Several
+
+from privsgp_research.bench import Run, Several
 
 EXPERIMENT = "what_it_buys"
 SUMMARY = {"sigma": [0.1], "epsilon_spent": [0.9], "difference_scale": 0.3, "seconds": 1.0, "test_loss": 1.0}

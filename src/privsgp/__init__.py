@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from privsgp.data import Dataset
     from privsgp.data.schema import Schema
     from privsgp.errors import Refused
+    from privsgp.randomness import register_noise
     from privsgp.runs.result import Result, load
     from privsgp.runs.sections import Algorithm, Clock, Engine, Features, Graph, Images, Plan, Privacy, Text, Transport
 
@@ -25,7 +26,7 @@ __version__ = "1.0.0rc1"
 _SECTIONS = ("Algorithm", "Clock", "Engine", "Features", "Graph", "Images", "Plan", "Privacy", "Text", "Transport")
 __all__ = [
     "Algorithm", "Clock", "Dataset", "Engine", "Features", "Graph", "Images", "Plan", "Privacy", "Refused", "Result",
-    "Schema", "Text", "Transport", "__version__", "load", "register", "train",
+    "Schema", "Text", "Transport", "__version__", "load", "register", "register_noise", "train",
 ]  # fmt: skip
 
 __getattr__ = later.names(__name__, {
@@ -33,6 +34,7 @@ __getattr__ = later.names(__name__, {
     "load": "runs.result",
     "Result": "runs.result",
     "register": "algorithms",
+    "register_noise": "randomness",
     "Dataset": "data",
     "Refused": "errors",
     "Schema": "data.schema",

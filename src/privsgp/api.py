@@ -31,7 +31,7 @@ from privsgp.features.maps import make_encoder
 from privsgp.gradients.stacked import refuse_mixing_layers
 from privsgp.metrics import Calibration, Measure
 from privsgp.options import Options
-from privsgp.planner import settle as planning
+from privsgp.planner import planning
 from privsgp.report import page
 from privsgp.report.terminal import watching
 from privsgp.runs import config as configs
@@ -226,7 +226,7 @@ def train(
     )
     problem = problems.local_features(config, alone, world)
     _refuse_unfit(problem, measure)
-    config, planned = planning.settle(config, problem, folder, resume=resume, world=world)
+    config, planned = planning.with_choices(config, problem, folder, resume=resume, world=world)
     _say(problems.test_notes(config, problem))
     if kind is None and correct is None and targets != "regression":
         _say(["accuracy is unknown: the loss is your own, and no correct=… says which outputs are right"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import typer.core
 
-from privsgp import __version__, cli_account, cli_data, cli_models, cli_sites, later
+from privsgp import __version__, cli_account, cli_data, cli_models, cli_sites, later, plugins
 from privsgp.cli_data import Changes, DataDir, Json, about, note, one_of
 from privsgp.errors import Diverged, Refused, Stopped, mending
 from privsgp.files import finite
@@ -63,10 +64,18 @@ cli_data.add_to(app)
 cli_sites.add_to(app)
 
 
-def main(commands: typer.Typer = app) -> None:
+@functools.cache
+def command_line() -> typer.Typer:
+    """Return all commands: privsgp's own, then those that installed packages offer."""
+    for entry in plugins.offered(plugins.COMMANDS).values():
+        plugins.load(entry)(app)
+    return app
+
+
+def main() -> None:
     """Run the command line; turn refusals into status 2."""
     try:
-        commands()
+        command_line()()
     except Refused as refused:
         show_end(refused.what, f"  → {refused.remedy}")
         sys.exit(2)
@@ -120,7 +129,7 @@ def train(
     place = folder or Path("runs") / settings.name
     if "WORLD_SIZE" not in os.environ:  # processes of torchrun refuse together, once they have met
         refuse_used(place, resume=resume, secret=settings.secret)
-    from privsgp.planner import settle as planning
+    from privsgp.planner import planning
     from privsgp.report import page
     from privsgp.runs import problem as problems
     from privsgp.runs import train as training
@@ -131,7 +140,7 @@ def train(
         note(*([training.standing(place)] if resume else []))
     with doing("reading the data", quiet=world.rank > 0) as say:
         problem = problems.load_problem(settings, data_dir, world)
-        settings, plan = planning.settle(
+        settings, plan = planning.with_choices(
             settings, problem, place, resume=resume, world=world, data_dir=data_dir, say=say
         )
     problem = problems.at_start(settings, problem)
@@ -159,7 +168,7 @@ def plan(
 ) -> None:
     """Choose steps, noise and step size for a budget, before training."""
     settings = cli_data.configured(config, changes or [], planned=True)
-    from privsgp.planner import settle as planning
+    from privsgp.planner import planning
 
     with doing("reading the data", quiet=as_json) as say:
         made = dataclasses.replace(planning.plan(settings, data_dir, say=say), link=link)

@@ -51,13 +51,13 @@ def account(
     """Compute ε from `sigma`, or the noise from `epsilon`: one of them is given."""
     privacy = {"sigma": sigma, "epsilon": epsilon, "clip": clip, "delta": delta, "accountant": accountant}
     config = _config(samples, batch, steps, nodes, algorithm, privacy, changes)
-    answer, words = _counted(config, kappa, coordinates)
+    answer, rests_on = _counted(config, kappa, coordinates)
     if as_json:
         typer.echo(json.dumps(answer))
         return
     words = {"curve": "epsilon by honest nodes", "by_sites": "epsilon by sites of a person"}
     show("privacy", [(words.get(key, key), _digits(key, value)) for key, value in answer.items()])
-    show_lines(words)
+    show_lines(rests_on)
 
 
 def _config(

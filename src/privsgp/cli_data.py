@@ -89,12 +89,17 @@ _COMMANDS = {
         "site show": "privsgp site show aachen.card",
         "site rotate": "privsgp site rotate",
         "agree propose": "privsgp agree propose run.toml --site aachen.card --site basel.card -o lung.study",
+        "agree amend": "privsgp agree amend lung.study --replace basel=basel-2.card -o lung-2.study",
         "agree show": "privsgp agree show lung.study",
         "doctor": "privsgp doctor lung.study",
         "join": "privsgp join lung.study --data own.npz",
         "status": "privsgp status lung.study",
         "leave": "privsgp leave lung.study",
         "relay": "privsgp relay lung.study",
+    },
+    "Research": {
+        "compare": "privsgp compare run.toml --algorithms privsgp-vr,privsgp",
+        "reproduce": "privsgp reproduce --list",
     },
 }
 _PLACES = {name: (panel, example) for panel, found in _COMMANDS.items() for name, example in found.items()}

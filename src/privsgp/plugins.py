@@ -1,4 +1,4 @@
-"""Methods and published formulas that installed packages add to privsgp, found through entry points.
+"""Methods, commands and published formulas that installed packages add to privsgp, found through entry points.
 
 privsgp's own `research` package is found in the same way: nothing else imports it.
 """
@@ -14,6 +14,7 @@ from privsgp import later
 from privsgp.errors import Refused
 
 ALGORITHMS = "privsgp.algorithms"
+COMMANDS = "privsgp.commands"
 FORMULAS = "privsgp.formulas"
 
 

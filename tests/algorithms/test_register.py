@@ -77,7 +77,7 @@ def test_a_noise_of_your_own_is_added_in_simulations_and_refused_elsewhere(tmp_p
     given = {"privacy": {"sigma": 1.0, "noise": "even-steps"}, "seed": 1, "nodes": 2}
     with pytest.raises(Refused, match="even-steps"):
         configs.parse({"privacy": given["privacy"], "seed": 1})
-    assert privsgp.register(privsgp.register(EvenSteps)) is EvenSteps
+    assert privsgp.register_noise(privsgp.register_noise(EvenSteps)) is EvenSteps
     with pytest.raises(Refused, match="give a seed"):
         configs.parse({"privacy": given["privacy"]})
     x, moved = np.zeros((40, 3), np.float32), []
@@ -110,10 +110,12 @@ def test_what_is_no_method_is_refused():
     class Shared(EvenSteps):
         name = "pairwise"
 
-    names = (Nameless, "name"), (Impostor, "privsgp-vr"), (Undocumented, "without a meaning"), (int, "int")
-    for wrong, why in (*names, (Shared, "pairwise")):
+    for wrong, why in ((Nameless, "name"), (Impostor, "privsgp-vr"), (Undocumented, "without a meaning"), (int, "int")):
         with pytest.raises(Refused, match=why):
             privsgp.register(wrong)
+    for wrong, why in ((Shared, "pairwise"), (int, "int")):
+        with pytest.raises(Refused, match=why):
+            privsgp.register_noise(wrong)
 
 
 def test_installed_packages_offer_theirs(monkeypatch):

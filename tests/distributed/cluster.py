@@ -18,7 +18,7 @@ import runs
 if TYPE_CHECKING:
     from pathlib import Path
 
-runs.FORKS.set_forkserver_preload(["privsgp.cli", "privsgp.planner.settle", "sklearn.datasets", "torch._dynamo"])
+runs.FORKS.set_forkserver_preload(["privsgp.cli", "privsgp.planner.planning", "sklearn.datasets", "torch._dynamo"])
 PATIENCE = 20.0
 
 # No two blocks of nodes are alike: sizes, noise, and who talks to whom differ, and w ≠ 1.

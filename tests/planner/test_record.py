@@ -8,8 +8,8 @@ import pytest
 from privsgp import graph as graphs
 from privsgp.algorithms import Settings
 from privsgp.planner.noise import Method
+from privsgp.planner.planning import described
 from privsgp.planner.record import messages_per_step
-from privsgp.planner.settle import described
 from privsgp.transport.rounding import width
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -12,15 +11,14 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from tools import bench as pool
 
 import runs
 from privsgp.engine import budget_guard
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.runs import config as configs
+from privsgp_research import bench as pool
 
-PAPER = pathlib.Path(__file__).parents[2] / "experiments" / "paper.py"
 LONG = "--set=algorithm.steps=100000"
 
 
@@ -132,12 +130,12 @@ def test_a_stopped_comparison_leaves_checkpoints_and_no_process(tmp_path, kill):
     text = runs.SMALL.replace("sigma = 0.05", "epsilon = 3.0").replace('"privsgp"', '"sgp"')
     out = tmp_path / "out"
     arguments = [str(runs.small(tmp_path, text)), "--algorithms=sgp", LONG, f"--out={out}", "--jobs=1"]
-    line = [sys.executable, str(PAPER), "compare", *arguments]
+    line = [sys.executable, "-m", "privsgp", "compare", *arguments]
     with _begun(line) as process:
         while not (found := list(out.glob("runs/*/*/*/private/checkpoint.safetensors"))):
             time.sleep(0.05)
             assert process.poll() is None
-        second = runs.paper("compare", *arguments)
+        second = runs.command("compare", *arguments)
         assert second.code == 2
         assert f"{out} is in use by another process" in second.err
         kill(process.pid, signal.SIGINT)

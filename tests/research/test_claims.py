@@ -6,8 +6,9 @@ import math
 from functools import partial
 
 import pytest
-from tools import claims
-from tools.claims import Found, Spread
+
+from privsgp_research import claims
+from privsgp_research.claims import Found, Spread
 
 
 def results(*accuracies, sd=0.0, losses=None, line=""):

@@ -7,13 +7,13 @@ import math
 import pathlib
 
 import pytest
-from tools import compare as comparing
-from tools.bench import Bench, Run, Several, Spread
 
 import runs
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused
 from privsgp.runs import config as configs
+from privsgp_research import compare as comparing
+from privsgp_research.bench import Bench, Run, Several, Spread
 
 CONFIG = runs.SMALL.replace("sigma = 0.05", "epsilon = 8.0")
 
@@ -51,7 +51,7 @@ def settings(tmp_path, *changes):
 def test_the_command_compares_at_one_budget_and_goes_on(tmp_path):
     config, out = runs.small(tmp_path, CONFIG), tmp_path / "out"
     arguments = ("compare", config, "--algorithms=privsgp,privsgp-sag", "--seeds=2", "--step-sizes=0.2,0.4,0.8")
-    ran = runs.paper(*arguments, "--out", out, "--json", "--set=algorithm.steps=8")
+    ran = runs.command(*arguments, "--out", out, "--json", "--set=algorithm.steps=8")
     assert ran.code == 0, ran.err
     told = json.loads(ran.out)
     assert told == json.loads((out / "comparison.json").read_text())
@@ -63,7 +63,7 @@ def test_the_command_compares_at_one_budget_and_goes_on(tmp_path):
         assert len(row["accuracy"]["each"]) == 2
     assert (out / "comparison.png").stat().st_size > 5000
     before = runs.contents(out / "runs")
-    shown = runs.paper(*arguments, "--out", out, "--set=algorithm.steps=8")
+    shown = runs.command(*arguments, "--out", out, "--set=algorithm.steps=8")
     assert shown.code == 0, shown.err
     assert runs.contents(out / "runs") == before
 
@@ -98,7 +98,7 @@ def test_who_runs_on_another_network_is_said_before_anything_runs(tmp_path):
     config = settings(tmp_path)
     assert comparing.moved(config, ["privsgp", "dp2-sgd", "adam"]) == ["dp2-sgd"]
     assert comparing.moved(settings(tmp_path, "graph.name=torus"), ["dp2-sgd"]) == []
-    ran = runs.paper(
+    ran = runs.command(
         "compare", runs.small(tmp_path, CONFIG), "--algorithms=dp2-sgd", "--step-sizes=0.1", "--out", tmp_path / "x"
     )
     assert ran.code == 2
@@ -170,7 +170,7 @@ def test_the_papers_comparison_is_a_configuration():
 def test_a_count_below_one_is_refused_before_anything_is_made(tmp_path, monkeypatch, command, option, count):
     monkeypatch.chdir(tmp_path)
     runs.small(tmp_path, CONFIG)
-    ran = runs.paper(*command, option, count)
+    ran = runs.command(*command, option, count)
     assert (ran.code, ran.out) == (2, "")
     assert f"{option} {count}\n" in ran.err
     assert "take at least 1" in ran.err

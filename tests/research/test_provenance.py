@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 import torch
-from tools import provenance
 
 from privsgp.errors import Refused
+from privsgp_research import provenance
 
 
 @pytest.fixture(autouse=True)

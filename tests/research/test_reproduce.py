@@ -7,10 +7,6 @@ import json
 
 import numpy as np
 import pytest
-from tools import claims, figures, picture
-from tools import reproduce as reproducing
-from tools.bench import Bench
-from tools.figures import FIGURES, MODES, NAMES, SCALES, SETTINGS, known
 
 import runs
 from privsgp.accounting.mechanisms import Saga
@@ -19,6 +15,10 @@ from privsgp.data import load
 from privsgp.engine.folder import Folder
 from privsgp.research import published
 from privsgp.runs import config as configs
+from privsgp_research import claims, figures, picture
+from privsgp_research import reproduce as reproducing
+from privsgp_research.bench import Bench
+from privsgp_research.figures import FIGURES, MODES, NAMES, SCALES, SETTINGS, known
 
 TINY = dataclasses.replace(
     SETTINGS["mnist", "small"], data="digits", samples=None, nodes=4, model={"name": "logistic"}, batch=30, best=12,
@@ -71,7 +71,7 @@ def test_small_figures_have_the_noise_of_full_ones(data, total):
 @pytest.mark.usefixtures("_tiny")
 def test_a_figure_is_made_judged_and_not_made_twice(tmp_path):
     arguments = ("reproduce", "mnist-variance-reduction", "--mode=published", "--device=cpu", "--out", tmp_path)
-    ran = runs.paper(*arguments, "--json", "--set=algorithm.step_size=0.5")
+    ran = runs.command(*arguments, "--json", "--set=algorithm.step_size=0.5")
     assert ran.code == 0, ran.err
     told = json.loads(ran.out)
     stem = tmp_path / "mnist-variance-reduction-published-small"
@@ -88,13 +88,13 @@ def test_a_figure_is_made_judged_and_not_made_twice(tmp_path):
     for curve in told["curves"]:
         assert f"{curve['label']} (ε = {curve['epsilon_certified']:.3g})" in drawn
     before = runs.contents(tmp_path)
-    again = runs.paper(*arguments, "--set=algorithm.step_size=0.5")
+    again = runs.command(*arguments, "--set=algorithm.step_size=0.5")
     assert "does not hold" in again.out or "holds" in again.out
     assert runs.contents(tmp_path).keys() == before.keys()
     assert [v for k, v in runs.contents(tmp_path).items() if "summary" in k] == [
         v for k, v in before.items() if "summary" in k
     ]
-    elsewhere = runs.paper(*arguments, "--set=engine.device=tpu")
+    elsewhere = runs.command(*arguments, "--set=engine.device=tpu")
     assert elsewhere.code == 2
     assert "engine.device = 'tpu'" in elsewhere.err
 
@@ -138,7 +138,7 @@ def test_figures_of_the_paper_take_its_own_estimator(data, scale):
 @pytest.mark.usefixtures("_tiny")
 def test_without_the_claims_own_curve_a_figure_is_drawn_and_not_judged(tmp_path):
     arguments = ("reproduce", "mnist-best-k", "--mode=published", "--device=cpu", "--seeds=1", "--max-steps=6")
-    ran = runs.paper(*arguments, "--out", tmp_path)
+    ran = runs.command(*arguments, "--out", tmp_path)
     assert ran.code == 0, ran.err
     assert "cannot be judged: the claim's own curve was left out; K = 6" in ran.out
     stem = tmp_path / "mnist-best-k-published-small"
@@ -169,13 +169,13 @@ def test_points_on_lines_are_drawn_against_the_budget(tmp_path):
 
 
 def test_all_ten_are_listed_with_what_the_paper_says():
-    ran = runs.paper("reproduce", "--list")
+    ran = runs.command("reproduce", "--list")
     assert ran.code == 0
     assert len(NAMES) == 10
     for name in NAMES:
         assert name in ran.out
     assert FIGURES["tradeoff"].says in ran.out.replace("│", "")
-    told = json.loads(runs.paper("reproduce", "--list", "--json").out)
+    told = json.loads(runs.command("reproduce", "--list", "--json").out)
     assert [figure["name"] for figure in told] == NAMES
     assert told[2]["claim"] == FIGURES["tradeoff"].says
 
@@ -190,14 +190,14 @@ def test_what_is_not_there_is_refused_with_what_to_do(tmp_path, monkeypatch):
         (("mnist-best-k", "--max-steps=3"), "no curve"),
         (("mnist-best-k", "--device=tpu"), "take one of auto, cpu"),
     ):
-        ran = runs.paper("reproduce", *arguments, "--out", tmp_path / "x")
+        ran = runs.command("reproduce", *arguments, "--out", tmp_path / "x")
         assert ran.code == 2
         assert word in ran.err.replace("\n", " ")
 
 
 def test_two_at_once_in_one_folder_are_refused(tmp_path):
     with Folder(tmp_path).locked():
-        ran = runs.paper("reproduce", "mnist-best-k", "--out", tmp_path)
+        ran = runs.command("reproduce", "mnist-best-k", "--out", tmp_path)
     assert ran.code == 2
     assert f"{tmp_path} is in use by another process" in ran.err.replace("\n", "")
     assert "a new run needs another --out" in ran.err

@@ -103,6 +103,27 @@ def test_a_data_set_of_hugging_face(tmp_path, several):
     assert trained(tmp_path / "alone", model, alone, nodes=2).card["input_shape"] == [6]
 
 
+class _Lora(nn.Module):
+    """What PEFT puts in the place of a linear layer."""
+
+    def __init__(self, layer, rank):
+        super().__init__()
+        self.base_layer = layer.requires_grad_(requires_grad=False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(layer.in_features, rank, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, layer.out_features, bias=False)})
+        self.lora_dropout = nn.ModuleDict({"default": nn.Identity()})
+
+    def forward(self, x):
+        return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](self.lora_dropout["default"](x)))
+
+
+def test_adapters_have_rules_and_small_messages(tmp_path):
+    model = nn.Sequential(_Lora(nn.Linear(8, 16), 2), nn.ReLU(), nn.Linear(16, 2))
+    summary = trained(tmp_path, model, X, Y).summary
+    assert summary["gradients"] == "by rules"
+    assert summary["dim"] == 2 * (8 + 16) + 34
+
+
 class _Splits(dict):
     """What several splits of one look like."""
 

@@ -11,8 +11,9 @@ import runs
 from privsgp.accounting.book import Book
 from privsgp.accounting.statements import statements
 from privsgp.errors import Refused
+from privsgp.runs import booked, description
 from privsgp.runs import config as configs
-from privsgp.runs import description
+from privsgp.runs.problem import unencoded
 from privsgp.statistics.columns import Numbers, Values, described, norm
 
 SCHEMA = """
@@ -80,6 +81,28 @@ def test_four_sites_are_described_and_charged(place):
     entries = Book().entries()
     assert [(one.command, one.epsilon) for one in entries] == [("describe", 0.5)] * 4
     assert not {"min", "max", "minimum", "maximum"} & {word for one in told for word in one.split()}
+
+
+def test_other_files_of_the_same_rows_add_up(place):
+    """One more row, some of the rows, other columns in another order, or other columns asked for: nobody is new."""
+    folder, _ = place
+    file = folder / "aachen.csv"
+    rows = [line.split(",") for line in file.read_text().splitlines()]
+    assert describe(folder, "--epsilon", 0.5).code == 0
+    (folder / "schema.toml").write_text(SCHEMA + 'extra = { type = "ignored" }\n')
+    for changed in (
+        [*rows, ["42", "F", "yes", "no"]],
+        [row for row in rows if row[1] != "M"],
+        [[*row[::-1], "new" if i else "extra"] for i, row in enumerate(rows)],
+    ):
+        file.write_text("\n".join(",".join(row) for row in changed) + "\n")
+        ran = describe(folder, "--epsilon", 0.5, "--columns", "age", "--set", 'data.sites=["aachen"]')
+        assert ran.code == 0, ran.err
+    config = configs.read(folder / "run.toml", ['data.sites=["aachen"]'])
+    one = unencoded(config, None, range(1))
+    (own,) = booked.records_of(one.hashes, one.dataset, one.parts)
+    women = [i - 1 for i, row in enumerate(rows) if row[0] and row[1] == "F"][:20]
+    assert min(Book().spent_on(own.hashes[[i]], "zero-out").epsilon for i in women) == 2  # a few are at other sites too
 
 
 def test_a_few_columns_cost_less_noise(place):

@@ -6,7 +6,6 @@ import json
 import math
 
 import pytest
-from tools import compare
 
 import runs
 from privsgp.accounting.mechanisms import SampledMean
@@ -16,6 +15,7 @@ from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs.resolve import resolve
 from privsgp.transport.world import World
+from privsgp_research import compare
 
 PAIRWISE = ["--set=privacy.noise=pairwise", "--set=privacy.honest=3"]
 

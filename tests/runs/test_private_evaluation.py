@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from privsgp import metrics
 from privsgp.accounting.book import Book
 from privsgp.accounting.shown import up
 from privsgp.accounting.statements import statements
-from privsgp.runs import booked, problem
+from privsgp.runs import booked, evaluation, problem, sums
 from privsgp.runs import config as configs
 from privsgp.runs.result import load
 from privsgp.runs.rows import labelled_rows
@@ -317,6 +318,19 @@ def test_two_evaluations_are_two_releases(place):
     assert (held, trained) == (pytest.approx(4), pytest.approx(5))  # a person may have both
 
 
+def test_an_evaluation_that_dies_after_its_release_is_charged(place, monkeypatch):
+    """Another call is another release with other noise: both are in the book, also if a folder is deleted."""
+    train(place, "--set", "privacy.epsilon=1.0", "--set", "privacy.sigma=")
+    with monkeypatch.context() as dying:
+        dying.setattr(evaluation, "written", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            evaluate(place)
+    assert (place / "run" / "evaluation-1" / "ledger").exists()
+    shutil.rmtree(place / "run" / "evaluation-1")
+    assert evaluate(place).code == 0
+    assert {Book().spent_on(one.hashes, "zero-out").epsilon for one in records(place, "test-{site}.csv")} == {4}
+
+
 def test_a_file_that_was_trained_on_is_refused(place):
     """Planted: evaluation on trained records. Records that are equal by chance are reported, and pay for both."""
     train(place)
@@ -328,6 +342,24 @@ def test_a_file_that_was_trained_on_is_refused(place):
     (place / "test-cork.csv").write_text("\n".join([*text, *trained]) + "\n")
     ran = evaluate(place)
     assert (ran.code, "3 of 603 test records equal a trained one" in ran.err) == (0, True)
+
+
+def test_a_release_in_a_folder_of_another_one_is_refused(place, monkeypatch):
+    """Two commands that begin at once may choose the same folder."""
+    train(place)
+    assert evaluate(place).code == 0
+    monkeypatch.setattr(sums, "next_folder", lambda folder, name: folder / f"{name}-1")
+    ran = evaluate(place)
+    assert (ran.code, "holds a release of another process" in ran.err) == (2, True)
+
+
+def test_the_book_knows_the_unit_that_the_models_file_may_lie_about(place, monkeypatch):
+    with_persons(place)
+    with_persons(place, "test-{}", first=5000)
+    train(place, "--set", "privacy.epsilon=1.0", "--set", "privacy.sigma=")
+    monkeypatch.setattr(evaluation, "refuse_other_terms", lambda _config, _result: None)
+    ran = evaluate(place, *PERSONS[:4])
+    assert (ran.code, "under another privacy.relation, seed, data.person" in ran.err) == (2, True)
 
 
 def test_another_share_than_in_training_is_refused(place):

@@ -68,7 +68,7 @@ def test_one_link_in_parts_is_a_row_of_many_bit_by_bit(dtype, d, steps, seed):
     rng = torch.Generator().manual_seed(seed)
     out, into, before = Outgoing(2, d + 1), Incoming(2, d + 1), [np.zeros(d + 1)] * 2
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(links, "_PART", 16)
+        patched.setattr(links, "_PIECE", 16)
         for k in range(steps):
             x, w, share = torch.randn(1, d, generator=rng, dtype=dtype), 0.3 + k, 1 / 3
             x[0, ::5] = -0.0
@@ -98,7 +98,7 @@ def test_a_message_is_measured_by_its_model_and_how_far_that_is(d, size, weight,
     now = before + np.append(size * rng.normal(size=d), 0.0)
     before[-1], now[-1] = 0.0, weight
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(links, "_PART", 16)
+        patched.setattr(links, "_PIECE", 16)
         *_, (increment,) = gathered(x, w, 0.5, [(now, before)])
     assert increment.weight == weight
     model = (now - before)[:-1] / weight

@@ -153,7 +153,7 @@ def test_parts_change_no_bit(bits, monkeypatch):
     links, (x, w) = network("random", 5), nodes_with(5, 1000, 3, torch.float32)
     answers = []
     for size in (1 << 16, BLOCK):
-        monkeypatch.setattr(module, "_PART", size)
+        monkeypatch.setattr(module, "_PIECE", size)
         mixing, held = transport(bits, links, x), (x, w)
         for k in range(3):
             held = mixing.mix(k, *held)

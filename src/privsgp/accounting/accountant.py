@@ -234,7 +234,7 @@ def _bases(mechanism: Mechanism, steps: int) -> list[tuple[Mechanism, int]]:
             apart = mechanism.sites if mechanism.apart else 1
             return [(base, apart * n) for base, n in _bases(mechanism.base, steps)]
         case Composed() | Continued():
-            return [pair for part, count in mechanism.phases(steps) for pair in _bases(part, count)]
+            return [pair for inner, count in mechanism.phases(steps) for pair in _bases(inner, count)]
         case Anchored():
             return _bases(mechanism.over(steps), 1)
         case _:

@@ -102,11 +102,11 @@ def _around(wrapper: Wrapper) -> list[str]:
             )
             return [honest]
         case Summed():
-            seen = (
+            summed = (
                 f"only the sum of {wrapper.nodes} nodes' messages is seen (secure aggregation): "
                 "each of them adds this noise, and none tells others what it added"
             )
-            return [seen]
+            return [summed]
         case Continued():
             earlier = ((count, _noise_of(one)) for one, count in wrapper.earlier)
             return [f"{count} releases of an earlier run count as well: {noise}" for count, noise in earlier]

@@ -182,8 +182,8 @@ def affordable(mechanism: Saga, steps: float, remaining: float = 1.0) -> float:
     sharing leaves of the noise in the average, which may grow by the more; of two digits, so that machines which round
     differently agree.
     """
-    alone, part = max(MORE, 1 / (mechanism.rate * steps)), float(f"{min(remaining, 1.0):.2g}")
-    return alone if part == 1 else math.sqrt(1 + (alone**2 - 1) / part**STEEP)
+    alone, fraction = max(MORE, 1 / (mechanism.rate * steps)), float(f"{min(remaining, 1.0):.2g}")
+    return alone if fraction == 1 else math.sqrt(1 + (alone**2 - 1) / fraction**STEEP)
 
 
 @lru_cache(maxsize=1024)  # a plan asks for the same numbers again and again

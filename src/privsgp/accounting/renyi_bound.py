@@ -77,7 +77,7 @@ def in_pairs(mechanism: Mechanism, relation: Relation) -> bool:
     if len(phases := mechanism.phases(1)) > 1:
         return any(in_pairs(one, relation) for one, _ in phases)
     if isinstance(mechanism, Composed):
-        return any(in_pairs(part, relation) for part, _ in mechanism.parts)
+        return any(in_pairs(inner, relation) for inner, _ in mechanism.parts)
     if isinstance(mechanism, Wrapper):
         return in_pairs(mechanism.base, relation)
     sampled = mechanism.sampling == "poisson" and mechanism.batch < mechanism.samples
@@ -131,7 +131,7 @@ def _all(
     if isinstance(mechanism, Anchored):
         return _anchored(mechanism, steps, sides, noise, person)
     if isinstance(mechanism, Composed):
-        return _added([_all(part, steps * count, sides, noise, person) for part, count in mechanism.parts])
+        return _added([_all(inner, steps * count, sides, noise, person) for inner, count in mechanism.parts])
     if mechanism.sigma == 0 or math.isinf(mechanism.clip):
         return np.full(ORDERS.shape, math.inf)
     sites = (1, 0.0) if person is None else (person.sites, person.correlation)

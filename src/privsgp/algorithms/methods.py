@@ -9,22 +9,16 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from privsgp import plugins
 from privsgp.algorithms.algorithm import Algorithm
 from privsgp.algorithms.push_sum import SGP, PrivSGP
 from privsgp.algorithms.saga import PrivSGPSAG, PrivSGPVR
 from privsgp.errors import Refused
-from privsgp.options import Options
-from privsgp.randomness import NOISES, REGISTERED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from privsgp.randomness.noise import Noise
-
-Component = TypeVar("Component", bound="type[Algorithm | Noise]")
 
 _OWN: dict[str, type[Algorithm]] = {a.name: a for a in (SGP, PrivSGP, PrivSGPVR, PrivSGPSAG)}
 
@@ -64,14 +58,11 @@ class _Methods(Mapping[str, type[Algorithm]]):
 ALGORITHMS = _Methods()
 
 
-def register(component: Component) -> Component:
-    """Register a method or a noise of your own: `algorithm.name` or `privacy.noise` can then choose it.
-
-    Also a decorator.
+def register(algorithm: type[Algorithm]) -> type[Algorithm]:
+    """Register a method of your own, so that `algorithm.name = "…"` can choose it. Also a decorator.
 
     Args:
-        component: A subclass of `privsgp.algorithms.algorithm.Algorithm`, or of `privsgp.randomness.noise.Noise`, with
-            a `name` in small letters. A noise is for simulations: a run with it needs a seed.
+        algorithm: A subclass of `privsgp.algorithms.algorithm.Algorithm` with a `name` in small letters.
 
     Returns:
         The class itself.
@@ -79,8 +70,8 @@ def register(component: Component) -> Component:
     Raises:
         Refused: If it is no such class, its name is taken, or one of its options has no meaning.
 
-    Guarantee: for methods as for the built-in ones: noise is calibrated for the declared mechanism, and privsgp refuses
-    a mechanism that the accountant does not know. For noises: none.
+    Guarantee: as for the built-in methods: noise is calibrated for the declared mechanism, and a mechanism that the
+    accountant does not know is refused.
     Assumes: the mechanism is true for the method's messages, as `Algorithm.mechanism` says.
 
     Example:
@@ -95,21 +86,9 @@ def register(component: Component) -> Component:
         'half'
 
     """
-    name, noise = getattr(component, "name", ""), callable(getattr(component, "of_nodes", None))
-    known = isinstance(component, type) and (noise or issubclass(component, Algorithm))
-    if not (known and re.fullmatch(r"[a-z][\w-]*", name)):
-        raise Refused(f"register({component!r})", "hand in a subclass of Algorithm or Noise, `name` in small letters")
-    if noise:
-        if name in NOISES.keys() - REGISTERED.keys():
-            raise Refused(f"a noise of your own called {name!r}", "take a name that privsgp's own noises do not have")
-        NOISES[name], REGISTERED[name] = Options, component  # type: ignore[assignment]
-    else:
-        _add(component)  # type: ignore[arg-type]
-    return component
-
-
-def _add(algorithm: type[Algorithm]) -> None:
-    name = algorithm.name
+    name = getattr(algorithm, "name", "")
+    if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm) and re.fullmatch(r"[a-z][\w-]*", name)):
+        raise Refused(f"register({algorithm!r})", "hand in a subclass of Algorithm with a `name` in small letters")
     if _taken(name, algorithm):
         raise Refused(f"an algorithm of your own called {name!r}", "take a name that no installed algorithm has")
     if not inspect.isgeneratorfunction(algorithm.step):
@@ -117,6 +96,7 @@ def _add(algorithm: type[Algorithm]) -> None:
     if bare := [key for key, field in algorithm.Options.model_fields.items() if not field.description]:
         raise Refused(f"algorithm.{bare[0]} without a meaning", "declare it with option(default, meaning)")
     ALGORITHMS.add(algorithm)
+    return algorithm
 
 
 def _taken(name: str, algorithm: type[Algorithm]) -> bool:

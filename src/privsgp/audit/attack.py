@@ -117,8 +117,8 @@ class Attacked(Randomness):
         covariance, shared = spec.protection.covariance, spec.protection.mechanisms[0].shared
         self.collusion = None  # what others know of each node's noise; None where they know none of it
         if covariance is not None and shared is not None:
-            told = listen(self.randomness.node_noise, self._columns)
-            self.collusion = _Collusion(covariance, shared.honest, told)
+            overheard = listen(self.randomness.node_noise, self._columns)
+            self.collusion = _Collusion(covariance, shared.honest, overheard)
 
     def run(self, done: Callable[[int], None] = lambda _steps: None) -> None:
         """Take all steps."""
@@ -307,7 +307,7 @@ def _persons(problem: Problem, most: int, canaries: NDArray[np.int64], rng: np.r
     times[canaries] = most
     rows, ends = np.repeat(np.arange(count), times), np.cumsum(times)
     persons = PersonRows(np.stack([rows, rows], 1).astype(np.uint64), most)
-    parts = [np.arange(ends[part[0]] - times[part[0]], ends[part[-1]]) for part in problem.parts]
+    parts = [np.arange(ends[own[0]] - times[own[0]], ends[own[-1]]) for own in problem.parts]
     return replace(problem, dataset=problem.dataset.taken(rows, persons), parts=parts)
 
 
@@ -328,7 +328,7 @@ def _wrong(problem: Problem, canaries: Canaries, inputs: NDArray[np.float32]) ->
 ROUNDING = 1.02  # by which the grid may add to the variance of a sum of own noise
 
 
-class _Told:
+class _Overheard:
     """A source of pairs' numbers that lets the attacker read along."""
 
     def __init__(self, source: Normals, columns: Callable[[Tensor], Tensor]) -> None:
@@ -345,8 +345,8 @@ class _Told:
 class _Collusion:
     """The attack on one run's shared noise: `honest` nodes are left, each of them attacked in its turn."""
 
-    def __init__(self, covariance: PairwiseCovariance, honest: int, told: _Told) -> None:
-        self.covariance, self.told = covariance, told
+    def __init__(self, covariance: PairwiseCovariance, honest: int, overheard: _Overheard) -> None:
+        self.covariance, self.overheard = covariance, overheard
         self._sets = [worst(covariance, i, honest) for i in range(covariance.nodes)]
         self._guesses = [_regression(covariance, H) for H in self._sets]
         self._squares: list[float] = []
@@ -363,8 +363,8 @@ class _Collusion:
             rest = [scaled[j] - self._shared(step, j, H) for j in H[1:]]
             guess = sum((b * one for b, one in zip(beta, rest, strict=True)), torch.zeros_like(scaled[0]))
             found[i] = self._shared(step, i, H) + guess
-        for key in [key for key in list(self.told.numbers) if key[1] < step]:  # another thread may be adding to it
-            del self.told.numbers[key]
+        for key in [key for key in list(self.overheard.numbers) if key[1] < step]:  # another thread may be adding to it
+            del self.overheard.numbers[key]
         return found / steps[:, None, None]
 
     def cancellation_p(self) -> float:
@@ -378,9 +378,9 @@ class _Collusion:
         total: Tensor | None = None
         for pair in combinations(range(self.covariance.nodes), 2):
             if node in pair and (pair[0] not in honest or pair[1] not in honest):
-                number = self.told.numbers[pair[0] * self.covariance.nodes + pair[1], step].cpu()
-                part = number * (size if pair[0] == node else -size)
-                total = part if total is None else total + part
+                number = self.overheard.numbers[pair[0] * self.covariance.nodes + pair[1], step].cpu()
+                added = number * (size if pair[0] == node else -size)
+                total = added if total is None else total + added
         return torch.zeros(()) if total is None else total
 
 
@@ -396,8 +396,8 @@ def _regression(covariance: PairwiseCovariance, honest: Sequence[int]) -> list[f
     return [float(b) for b in np.linalg.solve(S[1:, 1:], S[1:, 0])]
 
 
-def listen(node_noise: object, columns: Callable[[Tensor], Tensor]) -> _Told:
+def listen(node_noise: object, columns: Callable[[Tensor], Tensor]) -> _Overheard:
     """Have the numbers of a process's pairs told to the attacker; pairs are then drawn one by one, never together."""
-    told: list[_Told] = []
-    node_noise.overhear(lambda source: told.append(_Told(source, columns)) or told[0])  # type: ignore[attr-defined, func-returns-value]
-    return told[0]
+    overheard: list[_Overheard] = []
+    node_noise.overhear(lambda source: overheard.append(_Overheard(source, columns)) or overheard[0])  # type: ignore[attr-defined, func-returns-value]
+    return overheard[0]

@@ -163,8 +163,8 @@ def audit(
         _judge(spec, i, scores[:, i, 0, present], scores[:, i, :, ~present], inside, alpha)
         for i, (present, inside) in enumerate(zip(planted.present, _inside(spec, ran, rng), strict=True))
     )
-    seen = len(scores) * planted.count
-    return AuditReport(spec.name, spec.algorithm.name, spec.steps, planted.count, seen, confidence, nodes)
+    observed = len(scores) * planted.count
+    return AuditReport(spec.name, spec.algorithm.name, spec.steps, planted.count, observed, confidence, nodes)
 
 
 def _spec(config: Config, problem: problems.Problem) -> RunSpec:
@@ -244,12 +244,12 @@ def _alarms(found: _NodeAudit, alpha: float) -> tuple[str, ...]:
         (found.trade_off_p, "a message shows more of a present canary than the certified curve allows"),
         (found.cancellation_p, "what nodes share does not cancel in their sum"),
     )
-    said = [f"{words} (p = {p:.1e})" for p, words in tests if p < alpha]
+    alarms = [f"{words} (p = {p:.1e})" for p, words in tests if p < alpha]
     if found.shift > LARGER:
-        said.append(f"before noise, a canary moves a message {found.shift:.3g} times as far as declared")
+        alarms.append(f"before noise, a canary moves a message {found.shift:.3g} times as far as declared")
     if found.white_box > found.epsilon_claimed:
-        said.append(f"ε is at least {found.white_box:.3g}, and {up(found.epsilon_claimed, 3)} is claimed")
-    return tuple(said)
+        alarms.append(f"ε is at least {found.white_box:.3g}, and {up(found.epsilon_claimed, 3)} is claimed")
+    return tuple(alarms)
 
 
 @functools.lru_cache(maxsize=256)

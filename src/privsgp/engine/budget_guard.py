@@ -120,7 +120,7 @@ class BudgetGuard:
         Guarantee: steps after the commit were not sent. A ledger that knows of one has a commit that was put back, and
         one that knows another message of its step has a commit of another life of the run.
         """
-        for place, ledger in enumerate(self.ledgers):
+        for row, ledger in enumerate(self.ledgers):
             if (noted := ledger.segment.next - 1) > k:
                 self._unsure = True
                 held = f"{self.folder.checkpoint} is of step {k}" if k >= 0 else f"{self.folder.checkpoint} is lost"
@@ -128,7 +128,7 @@ class BudgetGuard:
                     f"{held}, and {ledger.path} knows of step {noted}",
                     "restore the run folder as it was when the run stopped: this one is a mixture",
                 )
-            digest = _digest(x[place]) if self._hashes else ""
+            digest = _digest(x[row]) if self._hashes else ""
             if ledger.holds(k):
                 for step in range(ledger.next, k):  # local steps of the message: only what is made of them leaves
                     ledger.sent(step, "")
@@ -148,13 +148,13 @@ class BudgetGuard:
 
     def record(self, number: int, x: Tensor, node: int | None = None) -> None:
         """Note messages [m, d] before they leave: those of step `number`, or of one node's release of that number."""
-        self.note(number, self.digests(x), node)
+        self.record_digests(number, self.digests(x), node)
 
     def digests(self, x: Tensor) -> list[str]:
         """Return what ledgers keep of messages [m, d]: hashes, where they can be compared with anything."""
         return in_threads(_digest, list(x)) if self._hashes else [""] * len(x)
 
-    def note(self, number: int, digests: Sequence[str], node: int | None = None) -> None:
+    def record_digests(self, number: int, digests: Sequence[str], node: int | None = None) -> None:
         """Note messages by their hashes."""
         if not self.ledgers:
             return
@@ -207,14 +207,14 @@ class BudgetGuard:
 
     def _reach_of(self, ledger: Ledger, mechanism: Mechanism, k: int) -> int:
         """Return the step up to which a node can pay; a simulation goes on for nothing over steps already paid for."""
-        left, numbers = ledger.segment.remaining, self._between(ledger, k)
+        remaining, numbers = ledger.segment.remaining, self._between(ledger, k)
         paid = max(0, ledger.segment.stop - numbers.start) if self._knows_unsent else 0
         again, most = ledger.segment.charged - paid - numbers.start, mechanism.redo_limit
         if ledger.segment.closed or (most is not None and again > most):
             return k
-        if left is None:
+        if remaining is None:
             return self.spec.steps
-        return self.spec.until(ledger.segment.header.node, numbers.start + paid + left)
+        return self.spec.until(ledger.segment.header.node, numbers.start + paid + remaining)
 
     def _pay(self, ledger: Ledger, k: int, stop: int) -> bool:
         """Pay for the steps k … stop − 1; return whether all of them are paid for."""

@@ -52,41 +52,6 @@ _Point = Annotated[list[_Part], Field(min_length=2, max_length=2)]
 _Bin = Annotated[list[float], Field(min_length=3, max_length=3)]
 
 
-class _Metric(Kept):
-    metric: str
-    group: str
-    value: _Number
-    low: _Number
-    high: _Number
-    persons_needed: _Whole | None
-
-
-class _Trained(Kept):
-    epsilon: _Number
-    delta: _Number
-    honest: _Whole | None
-
-
-class _Place(_Metric):
-    left: Annotated[float, Field(alias="from")]
-    to: float
-
-
-class _Time(_Metric):
-    time: float
-
-
-class _Threshold(Kept):
-    sensitivity: _Metric
-    specificity: _Metric
-
-
-class _Curves(Kept):
-    calibration: list[_Place] = []
-    thresholds: list[_Threshold] = []
-    survival: list[_Time] = []
-
-
 class _Histogram(Calibrated):
     edges: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=3)]
     counts: Annotated[list[list[float]], Field(min_length=2, max_length=2)]
@@ -105,26 +70,13 @@ class Evaluated(Kept):
     simulation: bool
     epsilon: float
     delta: float
-    relation: str
     held_out: list[_Whole]
-    noise: str
-    honest: _Whole | None
-    unit: str
-    sites_per_person: _Whole
     records: list[_Whole]
-    added: str | None
-    trained: _Trained
-    metrics: list[_Metric]
-    curves: _Curves
+    trained: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    curves: dict[str, list[dict[str, Any]]]
     model: str
     histogram: _Histogram | None = None
-
-
-class _Column(Kept):
-    estimates: list[_Metric] = []
-    shares: list[_Metric] = []
-    missing: _Metric | None = None
-    times: list[float] = []
 
 
 class Described(Kept):
@@ -135,24 +87,11 @@ class Described(Kept):
     simulation: bool
     epsilon: Annotated[float, Field(ge=0)]
     delta: Annotated[float, Field(gt=0, lt=1)]
-    relation: str
-    noise: str
-    honest: _Whole | None
-    unit: str
-    sites_per_person: _Whole
     records: Annotated[list[_Whole], Field(min_length=1)]
-    columns: dict[str, _Column]
+    columns: dict[str, dict[str, Any]]
 
 
 _TESTED = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "train_loss", "consensus_error")
-
-
-class _Survival(Kept):
-    times: Annotated[list[float], Field(min_length=1)]
-    kaplan_meier: list[_Part]
-    predicted: list[_Part]
-    brier: list[float]
-    calibration: list[list[_Bin]]
 
 
 def _numbers(*names: str) -> type[Kept]:
@@ -180,7 +119,7 @@ class Summary(_Measured):  # type: ignore[misc]
     steps: _Whole
     dim: _Whole
     gradients: str | None = None
-    survival: _Survival | None = None
+    survival: dict[str, Any] | None = None
     baseline: dict[str, _Number] | None = None
     own_metrics: dict[str, _Number] | None = None
     dull: list[str] | None = None

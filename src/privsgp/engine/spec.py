@@ -205,15 +205,17 @@ class RunSpec:
     def for_nodes(self, nodes: slice) -> RunSpec:
         """Return the same run for some of the nodes here."""
         own = self.learning
-        weights = None if own.weights is None else own.weights[nodes]
-        data = {"inputs": own.inputs[nodes], "targets": own.targets[nodes], "weights": weights}
-        some = replace(own, samples=own.samples[nodes], **data)
+        some = replace(
+            own, inputs=own.inputs[nodes], targets=own.targets[nodes], samples=own.samples[nodes],
+            weights=None if own.weights is None else own.weights[nodes],
+        )  # fmt: skip
         return replace(self, block=self.here[nodes], learning=some)
 
     def without_records(self) -> RunSpec:
         """Return the same run without anybody's records: what is computed from it is a function of public facts."""
         own = self.learning
-        return replace(self, learning=replace(own, inputs=own.inputs[:, :0], targets=own.targets[:, :0]))
+        none = replace(own, inputs=own.inputs[:, :0], targets=own.targets[:, :0], weights=None)
+        return replace(self, learning=none)
 
     def rounding(self, x: Tensor) -> Rounding | None:
         """Return what rounds messages of the nodes here, which begin with the rows of x; None if nothing does."""

@@ -80,16 +80,16 @@ class _OnDevice:
         self.algorithm, self.push = algorithm, push
         period = range(graph.period or 1)
         self._peers = [tuple(torch.from_numpy(a).to(like.device) for a in peers(graph, k)) for k in period]
-        self._spare: tuple[Tensor, Tensor] | None = None
+        self._next: tuple[Tensor, Tensor] | None = None
 
     def step(self, k: int, s: State) -> Step:
         """Take step k."""
         g = self.algorithm.recorded(s.z, self.algorithm.block.random.sample(k))  # 5-7
         yield Release(s.x)  # before the messages exist: their bytes never come to the host, and have no hash
-        x, w = self._spare or (torch.empty_like(s.x), torch.empty_like(s.w))
+        x, w = self._next or (torch.empty_like(s.x), torch.empty_like(s.w))
         self.push(k, s, g, (x, w, s.z), *self._peers[k % len(self._peers)])  # 8-14
         yield Pushed()
-        self._spare = s.x, s.w
+        self._next = s.x, s.w
         return State(x, w, s.z)
 
 

@@ -249,7 +249,7 @@ class Trainer:
         """Return what must survive besides x and w: the algorithm's, and what is on its way between sites."""
         update_rule = {} if self.update_rule is None else self.update_rule.arrays()
         parts = {"links": self.transport.arrays(), "update_rule": update_rule, "averaging": self.averaging.arrays()}
-        around = {f"{part}.{name}": [value] for part, own in parts.items() for name, value in own.items()}
+        around = {f"{prefix}.{name}": [value] for prefix, own in parts.items() for name, value in own.items()}
         each = [group.algorithm.arrays() for group in self.groups]
         return {name: [arrays[name] for arrays in each] for name in each[0]} | around
 
@@ -277,9 +277,9 @@ class Trainer:
             return [Group(slices[0], spec.algorithm(block, spec.settings))]
         loss, groups = one_at_a_time(loss), []
         for nodes in slices:
-            part = spec.for_nodes(nodes)
+            prefix = spec.for_nodes(nodes)
             own = of_samples(Ruled(self.model, self.layout, loss), spec.learning.rows)
-            block = self._block(part, own, self.randomness.of(part))
+            block = self._block(prefix, own, self.randomness.of(prefix))
             groups.append(Group(nodes, spec.algorithm(block, spec.settings)))
         return groups
 

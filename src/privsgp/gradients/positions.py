@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Pair = tuple[int, ...]  # height and width
-_SEEN = 2.0**-90  # squared lengths in which float32 loses no square that matters
+_MEASURABLE = 2.0**-90  # squared lengths in which float32 loses no square that matters
 _COLUMNS = 2**16  # of a row, added at a time
 
 
@@ -128,7 +128,7 @@ def _exact_squares(delta: Tensor, a: Tensor, w: Window, of_delta: Tensor, of_a: 
     longest, eta = (w.places * of_delta * of_a).sqrt(), sum_rounding(a, delta[0, 0].numel())
     if _gram_is_cheaper(delta, a, w):
         unit = _gram_terms(delta, a, w, of_delta, of_a, GRAM_CHANNELS) / w.places + gram_rounding(delta, a, w.places)
-        unit = unit.where(torch.minimum(of_delta, of_a) > _SEEN, 1.0)  # squares float32 has no room for
+        unit = unit.where(torch.minimum(of_delta, of_a) > _MEASURABLE, 1.0)  # squares float32 has no room for
         length = unit.sqrt() * longest
     else:
         squares = [squared_norm(gradients) for gradients in _some_at_a_time(delta, a, w, plain=True)]
@@ -310,7 +310,7 @@ def _gram_terms(
     patches = pixels.new_zeros(len(pixels), h, w, h, w)
     for i in range(window.kernel[0]):
         for j in range(window.kernel[1]):
-            rows, columns = _seen(i, h, window, 0), _seen(j, w, window, 1)
+            rows, columns = _visible(i, h, window, 0), _visible(j, w, window, 1)
             patches += pixels[:, rows, columns, rows, columns]
     terms = positions.mul_(patches.view(positions.shape)).flatten(1).sum(1, dtype=torch.float64)
     return terms.view(len(delta), -1).sum(1).clamp(min=0)
@@ -323,10 +323,10 @@ def _gram(v: Tensor, squared: Tensor, window: Window, channels: int | None) -> T
     with no_tf32(v):
         parts = torch.split(v, channels or v.shape[1], 1)
         first, *rest = (_products(some.mT, some, window) for some in parts)
-    products = sum((part.double() for part in rest), first.double()) if rest else first
+    products = sum((product_of_some.double() for product_of_some in rest), first.double()) if rest else first
     return products.mul_(unit.to(products.dtype)[:, None, None])
 
 
-def _seen(place: int, positions: int, window: Window, axis: int) -> slice:
-    start = place * window.dilation[axis]
+def _visible(offset: int, positions: int, window: Window, axis: int) -> slice:
+    start = offset * window.dilation[axis]
     return slice(start, start + window.stride[axis] * (positions - 1) + 1, window.stride[axis])

@@ -318,7 +318,7 @@ def _traffic(found: dict[str, float]) -> str:
 
 def _alone(run: Samples, rows: int, *, timed: bool) -> float:
     """Return the test loss of a site's own model without noise, learnt from so many rows."""
-    x, y, x_test, y_test = (part.numpy() for part in run[:4])
+    x, y, x_test, y_test = (tensor.numpy() for tensor in run[:4])
     if timed:
         return benefit.survival_loss_alone(x[:rows], y[:rows], x_test, y_test)
     if not run.y.is_floating_point() and bool((run.y[:rows] == run.y[0]).all()):

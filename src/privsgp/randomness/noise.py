@@ -146,7 +146,7 @@ def _each_tile(work: Callable[[slice, slice], None], shape: tuple[int, ...]) -> 
     m, d = shape
     tall = max(1, _TILE // min(_PIECE, d))
     rows = [slice(top, min(m, top + tall)) for top in range(0, m, tall)]
-    columns = [slice(left, min(d, left + _PIECE)) for left in range(0, d, _PIECE)]
+    columns = [slice(first, min(d, first + _PIECE)) for first in range(0, d, _PIECE)]
     in_threads(lambda tile: work(*tile), [(r, c) for c in columns for r in rows])
 
 

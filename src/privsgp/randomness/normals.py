@@ -51,9 +51,9 @@ def box_muller(
     unit = 2.0 ** (1 - 8 * words.itemsize)
     np.copyto(radius, words[:, :half], casting="unsafe")
     if deep:
-        spare = sine.view(np.int64)
-        np.bitwise_and(words[:, half:], 2047, out=spare)
-        np.copyto(cosine, spare, casting="unsafe")
+        lowest = sine.view(np.int64)
+        np.bitwise_and(words[:, half:], 2047, out=lowest)
+        np.copyto(cosine, lowest, casting="unsafe")
         cosine -= 1023.5
         cosine *= 2.0**-11
         radius += cosine
@@ -118,12 +118,12 @@ def exact_normals(
 ) -> npt.NDArray[np.float64]:
     """Return some of the normals in float64, from all their bits; `lower` is asked once, for all of them."""
     half = words.shape[1] // 2
-    pairs, place = np.unique(row * half + column % half, return_inverse=True)
-    top, left = np.divmod(pairs, half)
+    pairs, which = np.unique(row * half + column % half, return_inverse=True)
+    top, pair = np.divmod(pairs, half)
     low = lower(len(pairs)).reshape(-1, 2).T
-    upper = words[top, left], words[top, left + half]
+    upper = words[top, pair], words[top, pair + half]
     both = np.concatenate([(u.astype(np.int64) << 32) | v for u, v in zip(upper, low, strict=True)])
     out, room = np.empty((1, 2 * len(pairs))), np.empty((3, 1, len(pairs)))
     box_muller(out, both[None], *room, deep=True)
-    found: npt.NDArray[np.float64] = out[0][place + np.where(column < half, 0, len(pairs))]
+    found: npt.NDArray[np.float64] = out[0][which + np.where(column < half, 0, len(pairs))]
     return found

@@ -96,8 +96,8 @@ def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
     if len(grids) != len(y):
         raise ValueError(f"{len(grids)} σ for {len(y)} rows")
     start = 0
-    for grid, alike in groupby(grids.tolist()):
-        stop = start + len(list(alike))
+    for grid, equal in groupby(grids.tolist()):
+        stop = start + len(list(equal))
         if grid:
             y[start:stop].div_(grid).round_().mul_(grid).add_(0.0)  # −0 would tell more than its cell
         start = stop

@@ -104,7 +104,7 @@ class _OfNodes(NodeNoise):
         _refuse_uncounted(noise, here.nodes, mechanisms)
         self.here, self.pairs, self._own = here, pairs, source
         self._sigma, self._pair = noise.covariance.own_sigma, noise.covariance.pair_sigma
-        self._step, self._left = -1, set[int]()  # the step whose shared noise is drawn, and whose rows are not used yet
+        self._step, self._unused = -1, set[int]()  # the step whose shared noise is drawn, and rows not used yet
         self._shared = torch.empty(0)
         self._offset = clock_offset()  # when shared noise was drawn
 
@@ -114,17 +114,17 @@ class _OfNodes(NodeNoise):
         dtype = torch.float64 if self._own.secret else like.dtype
         self._shared = torch.empty(len(self.here.nodes), like.shape[1], dtype=dtype, device=like.device)
         self._fill_shared(self._shared, step)
-        self._step, self._left = step, set(self.here.nodes)
+        self._step, self._unused = step, set(self.here.nodes)
 
     def add_(self, g: Tensor, nodes: Sequence[int], step: int) -> None:
         """Add own noise and that of all pairs to each node's row of g, in place."""
-        if self._step != step or not self._left.issuperset(nodes):
+        if self._step != step or not self._unused.issuperset(nodes):
             if list(nodes) != list(self.here.nodes):
                 raise Refused(f"pairwise noise of nodes {list(nodes)} alone", "draw what all nodes here share first")
             self.begin(step, g)
         if self._own.secret:
             refuse_old_memory(self._offset, "resume the run: this step was not sent, and is drawn again")
-        self._left.difference_update(nodes)
+        self._unused.difference_update(nodes)
         first, sigma = nodes[0] - self.here.nodes.start, [self._sigma[i] for i in nodes]
         noised = self._shared[first : first + len(nodes)]  # used once: the sum is written over it
         if self._own.secret:
@@ -176,7 +176,7 @@ class _OfNodes(NodeNoise):
         if ends:
             rows, places = zip(*ends, strict=True)
             u = u if len(rows) == len(u) else u[list(rows)]
-            sigma = _column([self._pair[here.start + place] for place in places], u)
+            sigma = _column([self._pair[here.start + row_here] for row_here in places], u)
             out.index_add_(0, torch.tensor(places, device=u.device), u.mul_(sigma), alpha=-1)
 
 

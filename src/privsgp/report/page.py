@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from privsgp.accounting.shown import bound, guess, percent_up, small, up
 from privsgp.errors import Refused
 from privsgp.files import write as write_whole
-from privsgp.planner import settle as planning
+from privsgp.planner import planning
 from privsgp.runs import description, evaluation, views
 from privsgp.runs.charts import DIAGONAL, bars, figure, figures, forest, number, percent, table
 from privsgp.runs.result import load

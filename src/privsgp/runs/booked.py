@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from privsgp.data.hashes import Hashes
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
+    from privsgp.runs.config import Config
 
 _LOG = logging.getLogger(__name__)
 _MOST_NAMED = 5
@@ -65,6 +66,11 @@ def pooled(records: Sequence[Records]) -> list[Records]:
 def _unit(mechanism: Mechanism) -> str:
     """Return what stands beside a relation in the book: an ε of persons and one of records do not add up."""
     return "" if mechanism.person is None else _PERSON
+
+
+def relation(config: Config) -> str:
+    """Return the relation and the unit that the book has of a run with this configuration."""
+    return config.privacy.relation + ("" if config.data.person is None else _PERSON)
 
 
 def entries(spec: RunSpec, folder: Folder, command: str, data: str, sites: Sequence[str] = ()) -> list[Entry]:
@@ -135,7 +141,7 @@ def enter(
             return
         keyed = [(entry, book.known(own)) for entry, own in known]
         for entry, own in keyed:
-            before = book.spent_by(own, entry.relation, but={(entry.ledger, entry.node)})
+            before = book.spent_by(own, entry.relation, but=entry.budget)
             before = _with_siblings(before, own, [(e, o) for e, o in keyed if e is not entry])
             relation = entry.relation.removesuffix(_PERSON)
             samples = len(own) if relation == entry.relation else len(np.unique(own[:, -1]))
@@ -172,7 +178,7 @@ def _spent_elsewhere(book: Book, known: Sequence[tuple[Entry, Records]]) -> Iter
     found: dict[tuple[str, str], tuple[Entry, int]] = {}
     for entry, own in known:
         for other, shared in book.overlapping(own.hashes):
-            if (other.ledger, other.node) != (entry.ledger, entry.node):
+            if other.budget != entry.budget:
                 found[other.run, other.folder] = other, shared + found.get((other.run, other.folder), (other, 0))[1]
     private = [(other, shared) for other, shared in found.values() if not other.simulation]
     for other, shared in private[:_MOST_NAMED]:

@@ -123,10 +123,14 @@ def refuse_other_terms(config: Config, result: Result) -> None:
     unit = None if person is None else config.privacy.sites_per_person
     known = trained["relation"], trained["simulation"], trained.get("sites_per_person")
     if (config.privacy.relation, config.seed is not None, unit) != known:
-        raise Refused(
-            "the model was trained under another privacy.relation, seed, data.person or privacy.sites_per_person",
-            "evaluate it under the same ones",
-        )
+        raise _other_terms()
+
+
+def _other_terms() -> Refused:
+    return Refused(
+        "the model was trained under another privacy.relation, seed, data.person or privacy.sites_per_person",
+        "evaluate it under the same ones",
+    )
 
 
 def study(config: Config, sizes: Sequence[int], result: Result, model: Path, run: str | None) -> Config:
@@ -154,6 +158,7 @@ def refuse_other_side(config: Config, run: str, held: Mapping[int, Records]) -> 
     """Refuse persons or records that are not those which the run has held out: they may have been trained on."""
     if config.seed is not None:
         return
+    _refuse_other_unit(config, run)
     book = Book()
     known = book.sets_of({booked.held_out(run)})
     for node, own in held.items():
@@ -164,6 +169,12 @@ def refuse_other_side(config: Config, run: str, held: Mapping[int, Records]) -> 
             )
 
 
+def _refuse_other_unit(config: Config, run: str) -> None:
+    """Refuse another unit or relation than the budget book has of this run, whatever the model's file says."""
+    if any(one.run == run and one.relation != booked.relation(config) for one in Book().entries()):
+        raise _other_terms()
+
+
 def refuse_trained(config: Config, run: str, held: Sequence[Records], say: Say) -> None:
     """Refuse persons that the run trained on at any node here; report records that are equal to trained ones.
 
@@ -171,6 +182,7 @@ def refuse_trained(config: Config, run: str, held: Sequence[Records], say: Say) 
     """
     if config.seed is not None:
         return
+    _refuse_other_unit(config, run)
     book = Book()
     sets = [one for sets in book.sets_of({run}).values() for one in sets]
     if not sets:

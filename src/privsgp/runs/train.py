@@ -57,7 +57,7 @@ def run(
     """Train, and leave a complete run folder behind. On a finished run `resume` changes nothing.
 
     `moved` says that the run's folder was taken to another disk or machine, and that no copy of it goes on elsewhere.
-    `plan` is kept as plan.json: what `planning.settle` chose for "auto", and why.
+    `plan` is kept as plan.json: what `planning.with_choices` chose for "auto", and why.
     `world` are the processes that torchrun started: this call then runs one process's share, and resumes by itself
     after a restart.
     """
@@ -96,6 +96,8 @@ def release(
         look(spec)
         training = Trainer(spec, folder, None, world)
         locks.enter_context(folder.locked())
+        if folder.config.exists():
+            raise Refused(f"{out} holds a release of another process", "run the command again: it takes another folder")
         around = _circumstances(resolved, world)
         _open(spec, resolved, folder, world, around, records, command=command, also=also)
         return spec, _train(training, folder)

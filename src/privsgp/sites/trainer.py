@@ -76,7 +76,7 @@ class SiteDriver(RunDriver):
         self.commit(k, x, w)
         if paid:
             for number, digests in self._counted:
-                self.guard.note(number, digests)
+                self.guard.record_digests(number, digests)
             self._counted.clear()
             self.guard.heads()  # before it is sent: a folder put back by one step is older than what is known
         self.transport.post(messages)

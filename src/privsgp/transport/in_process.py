@@ -47,7 +47,7 @@ class Rounded(NamedTuple):
     links: Carrying
     kept: list[Round]
 
-    def left(self, x: Tensor, w: Tensor, shares: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def remaining(self, x: Tensor, w: Tensor, shares: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return what the nodes keep: x and w without the rounded shares."""
         return combined(self.kept, torch.cat([x, shares]), torch.cat([w, weights]))
 
@@ -70,7 +70,7 @@ class InProcess(Transport):
             return combined(made, x, w)
         codes, weights = self.rounding.codes(k, rounded.links, x, w)
         shares = self.rounding.shares(rounded.links, codes, weights)
-        x, w = rounded.left(x, w, shares, weights)
+        x, w = rounded.remaining(x, w, shares, weights)
         return combined(made, torch.cat([x, shares]), torch.cat([w, weights]))
 
     def arrays(self) -> dict[str, Tensor]:
@@ -135,8 +135,8 @@ def combined(all_rounds: list[Round], x: Tensor, w: Tensor) -> tuple[Tensor, Ten
     """
     targets = len(all_rounds[0].target)
     mixed, weights = x.new_empty(targets, x.shape[1]), w.new_zeros(targets)
-    for part in all_rounds:
-        weights.index_add_(0, part.target, w[part.source] * part.share[:, 0].double())
+    for arrivals in all_rounds:
+        weights.index_add_(0, arrivals.target, w[arrivals.source] * arrivals.share[:, 0].double())
     tall = min(targets, device_of(x).rows_at_once(x, _PIECE))
     for group in ([p for p in all_rounds if p.everyone], *([p] for p in all_rounds if not p.everyone)):
         add = partial(_add, mixed, x, group, all_rounds[0])
@@ -146,14 +146,14 @@ def combined(all_rounds: list[Round], x: Tensor, w: Tensor) -> tuple[Tensor, Ten
 
 def _add(mixed: Tensor, x: Tensor, group: list[Round], first: Round, rows: slice) -> None:
     """Add a few edges' shares of each round; every target occurs once a round, so the order of additions is fixed."""
-    for part in group:
-        source, share = part.source[rows], part.share[rows]
-        if part is first:
+    for arrivals in group:
+        source, share = arrivals.source[rows], arrivals.share[rows]
+        if arrivals is first:
             torch.index_select(x, 0, source, out=mixed[rows]).mul_(share)
-        elif part.everyone:
+        elif arrivals.everyone:
             mixed[rows].add_(torch.index_select(x, 0, source).mul_(share))
         else:
-            mixed.index_add_(0, part.target[rows], torch.index_select(x, 0, source).mul_(share))
+            mixed.index_add_(0, arrivals.target[rows], torch.index_select(x, 0, source).mul_(share))
 
 
 def _name(like: Tensor) -> str:

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
     Sums = NDArray[np.float64]
 
-_PART = 1 << 13  # numbers that are computed on at a time: of more, BLAS gives an inner product to several threads
+_PIECE = 1 << 13  # numbers that are computed on at a time: of more, BLAS gives an inner product to several threads
 
 
 def grown(before: Sums, x: NDArray[np.floating], w: float, share: float) -> Sums:
     """Return a link's running sums after a step: those before it, and a share of its x and w."""
     after = np.empty(len(x) + 1)
-    for part in parts(len(x)):
-        np.multiply(x[part], share, out=after[part], dtype=np.float64)
-        after[part] += before[part]
+    for piece in pieces(len(x)):
+        np.multiply(x[piece], share, out=after[piece], dtype=np.float64)
+        after[piece] += before[piece]
     after[-1] = before[-1] + w * share
     return after
 
@@ -55,19 +55,19 @@ def gathered(
     """
     mixed, total = np.empty_like(x), w * kept
     weights = [float(now[-1] - before[-1]) for now, before in taken]
-    held, news, own = np.empty(_PART), np.empty(_PART), np.empty(_PART)
+    held, news, own = np.empty(_PIECE), np.empty(_PIECE), np.empty(_PIECE)
     squares, products, square = np.zeros(len(taken)), np.zeros(len(taken)), 0.0
-    for part in parts(len(x)):
-        size = len(x[part])
-        np.multiply(x[part], kept, out=held[:size], dtype=np.float64)
-        np.copyto(own[:size], x[part])
+    for piece in pieces(len(x)):
+        size = len(x[piece])
+        np.multiply(x[piece], kept, out=held[:size], dtype=np.float64)
+        np.copyto(own[:size], x[piece])
         square += float(own[:size] @ own[:size])
         for at, (now, before) in enumerate(taken):
-            new = np.subtract(now[part], before[part], out=news[:size])
+            new = np.subtract(now[piece], before[piece], out=news[:size])
             held[:size] += new
             squares[at] += new @ new
             products[at] += new @ own[:size]
-        mixed[part] = held[:size]
+        mixed[piece] = held[:size]
     for weight in weights:
         total += weight
     found = zip(weights, squares.tolist(), products.tolist(), strict=True)
@@ -85,7 +85,7 @@ def _measured(weight: float, new_new: float, new_own: float, own_own: float, w: 
     return Increment(weight, norm, scale * math.sqrt(max(0.0, square)))
 
 
-def parts(length: int) -> Iterator[slice]:
+def pieces(length: int) -> Iterator[slice]:
     """Yield what is computed on at a time: what does not leave the processor's cache."""
-    for at in range(0, length, _PART):
-        yield slice(at, min(at + _PART, length))
+    for at in range(0, length, _PIECE):
+        yield slice(at, min(at + _PIECE, length))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from privsgp.graph import Graph
 
 BLOCK = 128  # numbers with one scale
-_PART = 1 << 16  # numbers of a row that are rounded at once: they stay in a core's cache
+_PIECE = 1 << 16  # numbers of a row that are rounded at once: they stay in a core's cache
 # Numbers as integers, and how many of their last bits a scale is without.
 _WORDS = {torch.float32: (torch.int32, 16), torch.float64: (torch.int64, 48)}
 
@@ -81,23 +81,23 @@ class Rounding:
 
     def _each(self, work: partial[None], links: int) -> None:
         """Do some work for each link, a few at a time: of a small model as many as a core's cache holds."""
-        tall = device_of(self.carried).rows_at_once(self.carried, _PART)
+        tall = device_of(self.carried).rows_at_once(self.carried, _PIECE)
         in_threads(work, [slice(top, min(top + tall, links)) for top in range(0, links, tall)])
 
     def _encode(self, k: int, links: Carrying, x: Tensor, weights: Tensor, codes: Tensor, rows: slice) -> None:
         bits = [np.random.Philox(key=self.key, counter=[0, 0, number, k]) for number in links.number[rows]]
         source, row, w = links.source[rows], links.row[rows], weights[rows, None].to(x.dtype)
         share = links.share[rows].to(x.dtype)
-        for part in parts(x.shape[1]):
-            news = x[:, part][source].mul_(share).sub_(self.carried[:, part][row].mul_(w))
-            encode(news, uniform(bits, news), codes[rows], self.bits, part, x.shape[1])
+        for piece in pieces(x.shape[1]):
+            news = x[:, piece][source].mul_(share).sub_(self.carried[:, piece][row].mul_(w))
+            encode(news, uniform(bits, news), codes[rows], self.bits, piece, x.shape[1])
 
     def _decode(self, links: Carrying, codes: Tensor, weights: Tensor, shares: Tensor, rows: slice) -> None:
         row, w = links.row[rows], weights[rows, None].to(shares.dtype)
-        for part in parts(shares.shape[1]):
-            news = decode(codes[rows], self.bits, part, shares)
-            shares[rows, part] = news.add_(self.carried[:, part][row].mul_(w))
-            self.carried[row, part] = news.div_(w)
+        for piece in pieces(shares.shape[1]):
+            news = decode(codes[rows], self.bits, piece, shares)
+            shares[rows, piece] = news.add_(self.carried[:, piece][row].mul_(w))
+            self.carried[row, piece] = news.div_(w)
 
 
 def width(bits: int, numbers: int) -> int:
@@ -105,10 +105,10 @@ def width(bits: int, numbers: int) -> int:
     return -(-numbers // BLOCK) * (2 + BLOCK * bits // 8)
 
 
-def parts(numbers: int) -> Iterator[slice]:
+def pieces(numbers: int) -> Iterator[slice]:
     """Yield the numbers of a row that are rounded at once: whole blocks, but for the last one."""
-    for start in range(0, numbers, _PART):
-        yield slice(start, min(start + _PART, numbers))
+    for start in range(0, numbers, _PIECE):
+        yield slice(start, min(start + _PIECE, numbers))
 
 
 def uniform(bits: list[np.random.Philox], like: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def uniform(bits: list[np.random.Philox], like: Tensor) -> Tensor:
     return drawn.add_(32768.5).div_(65536)
 
 
-def encode(news: Tensor, u: Tensor, codes: Tensor, bits: int, part: slice, numbers: int) -> None:
+def encode(news: Tensor, u: Tensor, codes: Tensor, bits: int, piece: slice, numbers: int) -> None:
     """Round a part of rows to multiples of each block's scale, and write codes and scales; `news` is overwritten.
 
     A number between two multiples becomes the upper one with the probability that keeps its mean.
@@ -132,7 +132,7 @@ def encode(news: Tensor, u: Tensor, codes: Tensor, bits: int, part: slice, numbe
     top = (least.view(kind) + (2**shift - 1)) >> shift  # rounded up: no number is more than `most` scales
     scale = (top << shift).view(news.dtype)[:, :, None]
     q = blocks.div_(scale).add_(u.view(blocks.shape)).floor_().clamp_(-most, most)
-    scales, body = _places(bits, part, numbers)
+    scales, body = _places(bits, piece, numbers)
     codes[:, scales] = top.to(torch.int16).view(torch.uint8)
     if bits == 4:
         pairs = q.add_(8).to(torch.uint8).view(rows, -1, 2)
@@ -141,20 +141,20 @@ def encode(news: Tensor, u: Tensor, codes: Tensor, bits: int, part: slice, numbe
         codes[:, body] = q.to(torch.int8 if bits == 8 else torch.int16).view(rows, -1).view(torch.uint8)
 
 
-def decode(codes: Tensor, bits: int, part: slice, like: Tensor) -> Tensor:
+def decode(codes: Tensor, bits: int, piece: slice, like: Tensor) -> Tensor:
     """Return what a part of codes says, in the dtype of `like`: multiples of the scales."""
-    (scales, body), (kind, shift) = _places(bits, part, like.shape[1]), _WORDS[like.dtype]
+    (scales, body), (kind, shift) = _places(bits, piece, like.shape[1]), _WORDS[like.dtype]
     scale = (codes[:, scales].contiguous().view(torch.int16).to(kind) << shift).view(like.dtype)[:, :, None]
     packed = codes[:, body].contiguous()
     if bits == 4:
         q = torch.stack([packed >> 4, packed & 15], 2).to(like.dtype).sub_(8)
     else:
         q = packed.view(torch.int8 if bits == 8 else torch.int16).to(like.dtype)
-    return q.view(len(codes), -1, BLOCK).mul_(scale).view(len(codes), -1)[:, : part.stop - part.start]
+    return q.view(len(codes), -1, BLOCK).mul_(scale).view(len(codes), -1)[:, : piece.stop - piece.start]
 
 
-def _places(bits: int, part: slice, numbers: int) -> tuple[slice, slice]:
+def _places(bits: int, piece: slice, numbers: int) -> tuple[slice, slice]:
     """Return where the scales and the codes of a part are in a row of bytes: all scales come first."""
-    first, last, head = part.start // BLOCK, -(-part.stop // BLOCK), -(-numbers // BLOCK) * 2
+    first, last, head = piece.start // BLOCK, -(-piece.stop // BLOCK), -(-numbers // BLOCK) * 2
     size = BLOCK * bits // 8
     return slice(2 * first, 2 * last), slice(head + first * size, head + last * size)

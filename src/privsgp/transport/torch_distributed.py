@@ -80,7 +80,7 @@ class TorchDistributed(Transport):
             codes, weights = self.rounding.codes(k, plan.rounded.links, x, w)
             arriving = self._post(plan, codes, weights)
             shares = self.rounding.shares(plan.rounded.links, codes, weights)
-            parts.append(plan.rounded.left(x, w, shares, weights))
+            parts.append(plan.rounded.remaining(x, w, shares, weights))
             if rank in plan.sends:
                 own = shares[plan.sends[rank]], weights[plan.sends[rank]]
         for source, nodes in plan.nodes.items():
@@ -120,7 +120,7 @@ class TorchDistributed(Transport):
             with self._watching(rank):
                 dist.recv(message, rank)
             parts.append(self._checked(message, rank, block))
-        return torch.cat([part for part, _ in parts]), torch.cat([weight for _, weight in parts])
+        return torch.cat([rows_of for rows_of, _ in parts]), torch.cat([weight for _, weight in parts])
 
     def _post(self, plan: _Plan, rows: Tensor, w: Tensor) -> dict[int, tuple[dist.Work, Tensor]]:
         """Start all of a step's sends and receives at once."""
@@ -161,8 +161,8 @@ class TorchDistributed(Transport):
 
     def _packed(self, message: Tensor, source: Tensor, rows: Tensor, w: Tensor) -> Tensor:
         """Write some of our rows, as bytes, and weights into a message, and its end."""
-        place, weights = self._opened(message, len(source), rows.shape[1])
-        torch.index_select(rows, 0, source, out=place)
+        room, weights = self._opened(message, len(source), rows.shape[1])
+        torch.index_select(rows, 0, source, out=room)
         torch.index_select(w, 0, source, out=weights)
         words = message.view(torch.int64)
         words[-_END:-1] = torch.tensor(self._end(self.world.rank, message), device=self.device)

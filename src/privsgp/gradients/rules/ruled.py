@@ -169,10 +169,10 @@ def _as_parameters(model: nn.Module, made_up: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def _watched(layers: dict[str, nn.Module], note: Callable[[str, Any], object]) -> Iterator[None]:
+def _watched(layers: dict[str, nn.Module], watch: Callable[[str, Any], object]) -> Iterator[None]:
     """Call note(name, output) whenever one of these layers is called."""
     hooks = [
-        layer.register_forward_hook(lambda _layer, _given, out, name=name: note(name, out) and None)
+        layer.register_forward_hook(lambda _layer, _given, out, name=name: watch(name, out) and None)
         for name, layer in layers.items()
     ]
     try:
@@ -205,12 +205,12 @@ def positions(model: nn.Module, made_up: Tensor) -> int:
     owners = {
         name: layer for name, layer in model.named_modules() if next(layer.parameters(recurse=False), None) is not None
     }
-    seen: dict[str, list[int]] = {name: [] for name in owners}
+    found: dict[str, list[int]] = {name: [] for name in owners}
 
-    def note(name: str, out: Any) -> None:  # noqa: ANN401 - a layer without a rule returns anything
+    def watch(name: str, out: Any) -> None:  # noqa: ANN401 - a layer without a rule returns anything
         rule = _rule(owners[name])
-        seen[name].append(2 if rule is None else rule.positions(out))
+        found[name].append(2 if rule is None else rule.positions(out))
 
-    with _watched(owners, note), torch.no_grad():
+    with _watched(owners, watch), torch.no_grad():
         model(_as_parameters(model, made_up))
-    return max((max(places, default=2) for places in seen.values()), default=1)
+    return max((max(places, default=2) for places in found.values()), default=1)

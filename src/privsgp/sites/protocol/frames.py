@@ -20,7 +20,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from privsgp.errors import InWords
 from privsgp.outside import From1, Hash, Whole, shown
 from privsgp.sites.canonical import canonical
-from privsgp.transport.link import parts
+from privsgp.transport.link import pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -174,7 +174,7 @@ def refuse_body(frame: Frame, before: NDArray[np.float64], most: float, dtype: s
     if hashlib.sha256(frame.body).hexdigest() != frame.header.sha256:
         raise Rejected("hash", "a body that is not the one its header names")
     sums, largest, step = frame.sums(), math.sqrt(np.finfo(dtype).max), frame.header.step
-    for part in parts(len(sums)):
+    for part in pieces(len(sums)):
         with np.errstate(**_ANYTHING):
             brought = sums[part] - before[part]
         if not np.abs(brought).max() <= largest:  # nor is it where one is not a number

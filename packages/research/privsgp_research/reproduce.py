@@ -15,10 +15,10 @@ import numpy as np
 from privsgp import data, files
 from privsgp.errors import Refused
 from privsgp.runs import config as configs
-from tools import compare, picture
-from tools.claims import Found
-from tools.figures import SETTINGS, Curve, Figure, Setting, known
-from tools.provenance import provenance
+from privsgp_research import compare, picture
+from privsgp_research.claims import Found
+from privsgp_research.figures import SETTINGS, Curve, Figure, Setting, known
+from privsgp_research.provenance import provenance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.mechanisms import Accountant
     from privsgp.runs.config import Config
-    from tools.bench import Bench, Several
+    from privsgp_research.bench import Bench, Several
 
 VERSION = 1
 TEST = 1000  # test samples of a small copy

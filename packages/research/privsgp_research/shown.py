@@ -7,7 +7,7 @@ from typing import Any
 from privsgp.accounting.shown import span_up, up
 from privsgp.report.terminal import out, show_lines, show_table
 from privsgp.runs.views import LABELS, clocked
-from tools import claims
+from privsgp_research import claims
 
 
 def show_comparison(comparison: dict[str, Any]) -> None:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from privsgp import metrics
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused
-from tools.provenance import provenance
+from privsgp_research.provenance import provenance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from privsgp.runs.config import Config
-    from tools.bench import Bench, Several
+    from privsgp_research.bench import Bench, Several
 
 VERSION = 1
 FACTORS = (1 / 4, 1 / 2, 1.0, 2.0, 4.0)  # of the configuration's step size

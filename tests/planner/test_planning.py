@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from privsgp.errors import Refused
-from privsgp.planner import settle as planning
+from privsgp.planner import planning
 from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
@@ -50,7 +50,7 @@ def test_auto_needs_a_budget():
 def test_several_processes_need_numbers(tmp_path):
     config = parsed(steps="auto")
     with pytest.raises(Refused, match="in 2 processes") as refused:
-        planning.settle(config, None, tmp_path, resume=False, world=types.SimpleNamespace(alone=False, size=2))
+        planning.with_choices(config, None, tmp_path, resume=False, world=types.SimpleNamespace(alone=False, size=2))
     assert "plan run.toml --write" in refused.value.remedy
 
 
@@ -142,7 +142,7 @@ def test_a_planned_run_and_its_resumption(tmp_path):
     config, out = parsed(batch="auto", step_size="auto"), tmp_path / "run"
     words = []
     problem = problems.load_problem(config)
-    settled, plan = planning.settle(config, problem, out, resume=False, say=words.append)
+    settled, plan = planning.with_choices(config, problem, out, resume=False, say=words.append)
     assert [said.split()[0] for said in words] == ["estimating", "rehearsing"]
     assert settled.algorithm.auto == ()
     training.run(settled, problem, out, plan=plan)
@@ -151,7 +151,7 @@ def test_a_planned_run_and_its_resumption(tmp_path):
     assert kept["batch"] == settled.algorithm.batch
     planned = planning.described(kept).split("; ")[0]
     assert planned == f"step size {kept['step_size']:.3g}, batch {kept['batch']:g}"
-    again, none = planning.settle(config, problem, out, resume=True)
+    again, none = planning.with_choices(config, problem, out, resume=True)
     assert none is None
     assert again == settled
 

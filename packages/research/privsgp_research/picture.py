@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting.mechanisms import nominal
 from privsgp.accounting.shown import span_up
-from tools import claims
+from privsgp_research import claims
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,10 +1,6 @@
-"""Reproduce the paper's figures, and compare methods at one certified budget.
+"""The commands of this package: `compare` and `reproduce`.
 
-python experiments/paper.py reproduce --list                                  # all ten, with the paper's claims
-python experiments/paper.py reproduce all --data-dir DATA                     # both modes, two seeds
-python experiments/paper.py compare run.toml --algorithms privsgp-vr,privsgp
-
-Both continue after Ctrl-C.
+privsgp finds `add_to` through the entry-point group `privsgp.commands`.
 """
 
 from __future__ import annotations
@@ -14,25 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from tools import compare as comparing
-from tools import picture
-from tools import reproduce as figures
-from tools.bench import Bench
-from tools.figures import MODES, NAMES, SCALES, known, listing
-from tools.shown import show_comparison, show_figure
 
-from privsgp import cli
-from privsgp.cli_data import Changes, DataDir, Json, configured, listed, note, numbers, one_of
-from privsgp.engine.folder import Folder
+from privsgp import later
+from privsgp.cli_data import Changes, DataDir, Json, about, configured, listed, note, numbers, one_of
 from privsgp.errors import refuse_below_one
-from privsgp.files import write_json
 from privsgp.report.terminal import err, show, stage, tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False)
 Jobs = Annotated[int | None, typer.Option(help="Runs at a time, a thread each; default: one per core.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    for command in (compare, reproduce):
+        app.command(**about(command.__name__))(command)
 
 
 @contextlib.contextmanager
@@ -45,7 +38,6 @@ def _going_on() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-@app.command()
 def compare(
     config: Annotated[Path, typer.Argument(help="run.toml, with a seed and a budget.")],
     algorithms: Annotated[str, typer.Option(help="Names with commas between; `local` is always compared too.")],
@@ -60,6 +52,13 @@ def compare(
 ) -> None:
     """Compare methods at one certified budget, each at its best step size. It continues after Ctrl-C."""
     settings = configured(config, changes)
+    from privsgp.engine.folder import Folder
+    from privsgp.files import write_json
+    from privsgp_research import compare as comparing
+    from privsgp_research import picture
+    from privsgp_research.bench import Bench
+    from privsgp_research.shown import show_comparison
+
     out, names = folder or Path("runs") / f"{settings.name}-compare", listed(algorithms)
     if moved := comparing.moved(settings, names):
         note(f"on a ring, not on graph.name = {settings.graph.name!r}: {', '.join(moved)} (links must go both ways)")
@@ -74,7 +73,6 @@ def compare(
     err.print(f"comparison.json and the runs are in {out}", soft_wrap=True)
 
 
-@app.command()
 def reproduce(
     name: Annotated[str, typer.Argument(help="A figure, or all; --list names them.")] = "",
     listed: Annotated[bool, typer.Option("--list", help="Name all figures, with what the paper claims.")] = False,
@@ -90,6 +88,9 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Reproduce the paper's figures, and judge its claims. It continues after Ctrl-C."""
+    with later.package("torch"):
+        from privsgp_research.figures import MODES, NAMES, SCALES, known, listing
+
     if listed:
         claims = [{"name": figure, "claim": claim} for figure, claim in listing()]
         tell(claims, show, "figures", listing(), as_json=as_json)
@@ -100,18 +101,14 @@ def reproduce(
     names = NAMES if name == "all" else [name]
     for one in names:
         known(one)
+    from privsgp.engine.folder import Folder
+    from privsgp_research import reproduce as figures
+    from privsgp_research.bench import Bench
+    from privsgp_research.shown import show_figure
+
     bench, changed = Bench(folder, data_dir, jobs, stage), [f"engine.device={device}", *(changes or [])]
     with _going_on(), Folder(folder).locked():
         for one, m in [(one, m) for one in names for m in MODES if mode in (m, "both")]:
             result = figures.reproduce(one, bench, scale, m, seeds=seeds, max_steps=max_steps, changes=changed)
             figures.save(result, folder)
             tell(result, show_figure, result, as_json=as_json)
-
-
-def main() -> None:
-    """Run the command line; a refusal ends with status 2, as one of `privsgp` does."""
-    cli.main(app)
-
-
-if __name__ == "__main__":
-    main()

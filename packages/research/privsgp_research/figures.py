@@ -18,12 +18,12 @@ from privsgp.accounting.mechanisms import ACCOUNTANTS, Accountant, nominal
 from privsgp.accounting.shown import up
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused
-from tools import claims
+from privsgp_research import claims
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from tools.claims import Found, Verdict
+    from privsgp_research.claims import Found, Verdict
 
 MODES = ACCOUNTANTS[::-1]  # the paper's own first
 SCALES = ("small", "full")

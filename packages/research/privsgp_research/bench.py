@@ -29,7 +29,7 @@ from privsgp.files import read_json, write_json
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
-from tools.claims import Spread
+from privsgp_research.claims import Spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -1,1 +1,0 @@
-"""What the scripts of this folder share: many runs at once, comparisons, the paper's figures, origins of numbers."""
