@@ -5,16 +5,17 @@ export MPLBACKEND := Agg
 export PRIVSGP_CACHE ?= $(CURDIR)/.venv/cache
 export PRIVSGP_STATE ?= $(CURDIR)/.venv/state
 
-.PHONY: setup demo demo-pairwise test test-unit test-faults test-gpu test-pythons wheel test-browser browser audit bench results docs lint licences clean
+.PHONY: setup demo demo-pairwise test test-unit test-faults soak test-gpu test-pythons wheel test-browser browser audit bench results docs lint licences clean
 
 setup: .venv/.ready
 
 # torch first and pinned. On Linux it brings gigabytes of GPU libraries unless PIP_EXTRA_INDEX_URL names CPU wheels (README.md).
-.venv/.ready: pyproject.toml packages/research/pyproject.toml constraints.txt
+.venv/.ready: pyproject.toml packages/research/pyproject.toml packages/privsgp-encoders/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "privsgp needs Python 3.11 or newer; set PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable packages/research
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable packages/research \
+	  --editable packages/privsgp-encoders
 	touch $@
 
 # A simulation with a seed: its folder can be made again.
@@ -37,9 +38,16 @@ test-unit: .venv/.ready
 	$(BIN)/python -m pytest -m 'unit and not slow'
 
 # A hundred SIGKILLs of a run, twenty of one process among eight, a hundred of sites among three, eight sites, a wire that is cut
-# (PRIVSGP_CUT seconds), a soak (PRIVSGP_SOAK): many minutes.
+# (PRIVSGP_CUT seconds): many minutes.
 test-faults: .venv/.ready
 	$(BIN)/python -m pytest -m slow tests/engine tests/transport tests/distributed tests/sites
+
+# Eight sites that are killed, stopped and frozen at random for two hours: memory, threads, descriptors, disk and speed, a row a minute.
+# SECONDS= and SITES= for others; SOAK='--cpu 3 8 16' for the CPU time of a step and site.
+SECONDS ?= 7200
+SITES ?= 8
+soak: .venv/.ready
+	$(BIN)/python benchmarks/soak.py --seconds $(SECONDS) --sites $(SITES) $(SOAK)
 
 # Reports in a headless Chromium; `make test` does the same where there is one.
 browser:
@@ -54,9 +62,9 @@ test-browser: .venv/.ready browser
 test-pythons:
 	$(PYTHON) .ci/pythons.py $(TESTS)
 
-# The sdist and the wheel, in dist/; that they live outside the checkout is tests/test_wheel.py.
+# The sdist, the wheels, their bill of materials and their provenance, in dist/; that they live outside the checkout is tests/test_wheel.py.
 wheel: .venv/.ready
-	$(BIN)/python -m hatchling build -d dist
+	$(BIN)/python .ci/release.py dist
 
 # Every planted bug over twenty seeds, and the code as it is: minutes.
 audit: .venv/.ready

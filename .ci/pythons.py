@@ -50,7 +50,9 @@ def environment(version: str, place: pathlib.Path) -> str:
     if "TORCH" not in os.environ and brings_gpu_libraries(own, place / "torch.json"):
         raise NotRun("the torch that pip finds brings gigabytes of GPU libraries; TORCH=torch takes it all the same")
     install(own, "no torch for it", *shlex.split(os.environ.get("TORCH", "torch")))
-    install(own, "not everything it needs is to be had", "--editable", ".[dev]")
+    install(
+        own, "not everything it needs is to be had", "--editable", ".[dev]", "--editable", "packages/privsgp-encoders"
+    )
     return own
 
 

@@ -27,7 +27,7 @@ FEW = runs.changes(algorithm__steps=8, algorithm__batch=32, algorithm__step_size
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
     """Copy what a clone has that the path needs; this Python stands for the environment that `make` sets up."""
-    for name in ("README.md", "Makefile", "pyproject.toml", "constraints.txt", "examples"):
+    for name in ("README.md", "Makefile", "pyproject.toml", "constraints.txt", "examples", "packages"):
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
     called = tmp_path / ".venv" / "bin" / "privsgp"
     called.parent.mkdir(parents=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import pathlib
 import shutil
@@ -19,7 +21,6 @@ from privsgp import __version__
 
 ROOT = pathlib.Path(__file__).parent.parent
 KEPT = {
-    "features/synthetic-encoder.safetensors",
     "py.typed",
     "report/page.css",
     "report/templates/assessment.md",
@@ -92,6 +93,29 @@ def test_the_wheel_has_what_the_package_reads_and_nothing_else(wheel):
     package = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
     assert {f"privsgp/{name}" for name in KEPT} | package == {n for n in inside if n.startswith("privsgp/")}
     assert f"privsgp-{__version__}.dist-info/licenses/LICENSE" in inside
+
+
+def test_the_wheel_is_small_for_the_weights_of_encoders_are_apart(wheel):
+    assert wheel.stat().st_size < 2 * 2**20
+
+
+def test_a_release_has_a_bill_of_materials_and_its_provenance(tmp_path):
+    _run(sys.executable, ROOT / ".ci" / "release.py", tmp_path)
+    bill = json.loads((tmp_path / f"privsgp-{__version__}.cdx.json").read_text())
+    made = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.glob("*.whl")}
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.5")
+    assert bill["metadata"]["component"]["hashes"][0]["content"] in made.values()
+    parts = {one["name"].lower(): one for one in bill["components"]}
+    assert {"torch", "dp-accounting", "cryptography", "grpcio"} <= set(parts)
+    assert parts["numpy"]["purl"] == f"pkg:pypi/numpy@{np.__version__}"
+    assert all(one["licenses"][0]["license"]["name"] for one in parts.values())
+    assert set(bill["dependencies"][0]["dependsOn"]) == {one["purl"] for one in parts.values()}
+    told = json.loads((tmp_path / f"privsgp-{__version__}.provenance.json").read_text())
+    subjects = {one["name"]: one["digest"]["sha256"] for one in told["subject"]}
+    assert len(made) == 2
+    assert made.items() <= subjects.items()
+    commit = _run("git", "rev-parse", "HEAD", cwd=ROOT).strip()
+    assert told["predicate"]["buildDefinition"]["resolvedDependencies"][0]["digest"] == {"gitCommit": commit}
 
 
 def test_it_says_its_version_and_completes(bare, privsgp):

@@ -89,6 +89,7 @@ _COMMANDS = {
         "site show": "privsgp site show aachen.card",
         "site rotate": "privsgp site rotate",
         "agree propose": "privsgp agree propose run.toml --site aachen.card --site basel.card -o lung.study",
+        "agree amend": "privsgp agree amend lung.study --replace basel=basel-2.card -o lung-2.study",
         "agree show": "privsgp agree show lung.study",
         "doctor": "privsgp doctor lung.study",
         "join": "privsgp join lung.study --data own.npz",

@@ -163,6 +163,59 @@ def propose(
     out.print(f"next: send {output} to all; each looks at it (agree show) and joins with its data", soft_wrap=True)
 
 
+@agree.command("amend", **about("agree amend"))
+def amend_agreement(
+    study: StudyPath,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The *.study to write.")],
+    run: Annotated[Path | None, typer.Option(help="This site's folder of the ended run.", callback=there)] = None,
+    revoke: Annotated[list[str] | None, typer.Option(help="NAME: its key is revoked, and it takes no part.")] = None,
+    replace: Annotated[
+        list[str] | None, typer.Option(help="NAME=CARD: its key is revoked; the site has this new card.")
+    ] = None,
+    lost: Annotated[
+        list[str] | None, typer.Option(help="NAME: its ledger is lost, so all steps count as released.")
+    ] = None,
+    add: Annotated[list[str] | None, typer.Option(help="CARD=J: a new site with J samples.")] = None,
+    releases: Annotated[
+        int | None, typer.Option(help="Releases of each other site; default: the newest step known here.")
+    ] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")] = None,
+    days: Annotated[float, typer.Option(help="Days within which all must have joined.")] = 30.0,
+    home: Home = None,
+) -> None:
+    """Continue a stopped run with other sites. All of them sign the new agreement by joining."""
+    from privsgp.sites import amend as amending
+    from privsgp.sites.agreement import Agreement
+    from privsgp.sites.identity import Card
+
+    ended = Agreement.read(study)
+    wanted = amending.Changes(
+        revoked=revoke or [], lost=lost or [], releases=releases, settings=changes or [],
+        replaced={name: Card.read(Path(card)) for name, card in _pairs("--replace", "NAME=CARD", replace)},
+        added=[(Card.read(Path(card)), _count(J)) for card, J in _pairs("--add", "CARD=J", add)],
+    )  # fmt: skip
+    with doing("calibrating the noise of every site"):
+        made = amending.amend(ended, _site(home), run or ended.default_folder, wanted, output, days)
+    _show(made)
+    model = f" and {output.with_suffix('.safetensors')}" if made.continues and made.continues.starts_from_model else ""
+    out.print(
+        f"next: send {output}{model} to all; each looks at it (agree show) and joins with its data", soft_wrap=True
+    )
+
+
+def _pairs(option: str, form: str, given: list[str] | None) -> list[tuple[str, str]]:
+    parts = [one.rpartition("=") for one in given or []]
+    if wrong := [f"{left}{right}" for left, equals, right in parts if not (left and equals and right)]:
+        raise Refused(f"{option} {wrong[0]}", f"write {option} {form}")
+    return [(left, right) for left, _, right in parts]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise Refused(f"--add …={text}", "write --add CARD=J, with the number of the site's samples")
+    return int(text)
+
+
 def _sum(settings: Config, epsilon: float | None, run: Path | None, output: Path) -> tuple[Config, Dataset]:
     """Return the configuration of a noised sum; the model that it evaluates is copied beside the study."""
     from privsgp.runs import evaluation
@@ -225,6 +278,8 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
         rows["relay"] = f"{agreement.relay.name}  {agreement.relay.fingerprint}  {agreement.relay.address}"
     if reasons := _not_private(agreement):
         rows["NOT PRIVATE"] = "\n".join(reasons)
+    if agreement.continues is not None:
+        rows["continues"] = _continued(agreement)
     try:
         own: str | None = _site(home).card.identity
     except Refused:
@@ -250,6 +305,19 @@ def _purpose(agreement: Agreement, shape: str) -> dict[str, str]:
     return {"releases": f"a noised {asked.kind}, {agreement.weights:,} numbers, once", "of": what}
 
 
+def _continued(agreement: Agreement) -> str:
+    """Say what counts of ended runs at each site, and whose key is revoked."""
+    from privsgp.sites import continuing
+
+    lines = [f"run {agreement.continues.study.run}"] if agreement.continues is not None else []
+    for node, card in enumerate(agreement.roster):
+        for one in continuing.phases(agreement, node):
+            honest = f", if {one.honest} of its {len(one.samples)} sites were honest" if one.shared else ""
+            lines.append(f"{card.name}: {one.releases} releases count{honest}")
+    lines += [f"revoked: {card.name} {card.fingerprint}" for card in continuing.revoked_cards(agreement)]
+    return "\n".join(lines)
+
+
 def _unit(agreement: Agreement) -> str:
     """Say what ε is for, where that is no record."""
     rows, sites = agreement.config.data.rows_per_person, agreement.config.privacy.sites_per_person
@@ -270,6 +338,9 @@ def join(
     folder: Out = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
     moved: Annotated[bool, typer.Option("--moved", help="The run folder was moved here; it is no copy.")] = False,
+    ended: Annotated[
+        Path | None, typer.Option(help="After amend: this site's folder of the ended run; default runs/<name>-<run>.")
+    ] = None,
     log_format: LogFormatOption = "text",
     as_json: Json = False,
 ) -> None:
@@ -293,7 +364,7 @@ def join(
     agreement = Agreement.read(study)
     for reason in _not_private(agreement):
         _LOG.warning("WARNING: this run is not private: %s", reason)
-    options: dict[str, Any] = {"device": device, "moved": moved, "test": test}
+    options: dict[str, Any] = {"device": device, "moved": moved, "test": test, "ended": ended}
     try:
         with bar(agreement.rounds, quiet=log_format == "json") as watch:
             summary = run.join(study, data, home=own.home, out=place, watch=watch, say=_say, **options)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privsgp.data import from_arrays, same_records
+from privsgp.data import from_arrays
 from privsgp.data.hashes import hashes
 from privsgp.data.same_records import in_common, is_tested_on_own
 
@@ -101,18 +101,3 @@ def test_one_value_in_common_is_not_half():
     one = np.concatenate([OWN[:99], BLANK[:1]])
     assert not in_common(np.concatenate([OTHER[:40], BLANK[:60]]), [one])
     assert not in_common(one, [np.concatenate([OTHER[:40], BLANK])])
-
-
-def test_columns_with_other_names_hide_no_rows():
-    pa = pytest.importorskip("pyarrow")
-    random = np.random.default_rng(0)
-
-    def table(names):
-        columns = random.normal(60, 12, 50).round(2), random.normal(130, 20, 50).round(1), random.integers(0, 2, 50)
-        return pa.table(dict(zip(names, columns, strict=True)))
-
-    public, other = table(["v1", "v2", "died"]), table(["age", "pressure", "died"])
-    own = public.rename_columns(["age", "pressure", "died"])
-    assert same_records.same_rows(public, [own])
-    assert same_records.same_rows(public, [other, own])
-    assert not same_records.same_rows(public, [other, table(["age", "pressure", "died"])])

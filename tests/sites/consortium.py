@@ -118,6 +118,7 @@ class Consortium:
     state: Path | None = None  # where the sites keep what is known outside run folders; None: where this test does
     test: Path | None = None  # public test data of all sites
     processes: dict[int, Any] = field(default_factory=dict)
+    before: dict[int, Path] = field(default_factory=dict)  # each site's folder of the run that this one continues
 
     @classmethod
     def make(
@@ -171,7 +172,7 @@ class Consortium:
         for i in which or range(len(self.sites)):
             args = (self.study, self.files[i], self.sites[i].home, self.out(i), str(self.state or _state()), self.test)
             bad = Faults(space=self.spaces and self.spaces[i], **faults)
-            self.processes[i] = FORKS.Process(target=_site, args=(*args, bad))
+            self.processes[i] = FORKS.Process(target=_site, args=(*args, self.before.get(i), bad))
             self.processes[i].start()
 
     def copy_machine(self, i: int) -> Consortium:
@@ -294,7 +295,9 @@ def _state() -> Path:
     return Path(os.environ["PRIVSGP_STATE"])
 
 
-def _site(study: Path, file: Path, home: Path, out: Path, state: str, test: Path | None, faults: Faults) -> None:
+def _site(
+    study: Path, file: Path, home: Path, out: Path, state: str, test: Path | None, before: Path | None, faults: Faults
+) -> None:
     import logging
 
     import torch
@@ -311,7 +314,7 @@ def _site(study: Path, file: Path, home: Path, out: Path, state: str, test: Path
     _afflict(faults, Path(f"{out}.faults"))
     _note_first(Path(f"{out}.first.npy"))
     try:
-        join(study, file, home=home, out=out, say=print, test=test)
+        join(study, file, home=home, out=out, say=print, test=test, ended=before)
     except (Refused, Interrupted) as error:
         print(repr(error))
         sys.exit(2 if isinstance(error, Refused) else 130)

@@ -18,6 +18,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 import secrets
 import sqlite3
 import time
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _BY = "the budget book"
 _VERSION = 2
 _KINDS = 3  # hashes of a record; a sample that is no row of a table has one, three times
+_NAMES_NODE = re.compile(r"/\d+$")
 _PATIENCE = 60.0  # seconds to wait for another process that writes to the book
 _TABLES = (
     "CREATE TABLE sets (id INTEGER PRIMARY KEY, digest TEXT UNIQUE NOT NULL, hashes BLOB NOT NULL)",
@@ -60,7 +62,7 @@ class Entry:
 
     run: str  # the number of the run
     node: int
-    ledger: str  # the number of the first run in the node's ledger: runs on one ledger share one budget
+    ledger: str  # the number of the run, or NUMBER/NODE of the first run that it continues: see `budget`
     command: str  # train or join
     name: str  # what people call the run
     data: str  # what people call the records: a file or a data set
@@ -74,6 +76,11 @@ class Entry:
     started: str = ""
     charged: int = 0  # releases in the ledger, when its head was `head`
     head: str = ""
+
+    @property
+    def budget(self) -> str:
+        """The number that runs with one common budget share: a run that continues another one counts both."""
+        return self.ledger if _NAMES_NODE.search(self.ledger) else f"{self.ledger}/{self.node}"
 
 
 class Records(NamedTuple):
@@ -192,18 +199,18 @@ class Book:
                         "restore the book that was there when the run began: it knows what these records have spent",
                     )
 
-    def marks(self, ledger: str) -> dict[int, list[Mark]]:
-        """Return what the book knows of each node's ledger that began with this run."""
+    def marks(self, run: str) -> dict[int, list[Mark]]:
+        """Return what the book knows of each node's ledger of this run."""
         known: dict[int, list[Mark]] = {}
         for one in self.entries():
-            if one.ledger == ledger and one.head and not one.simulation:
+            if one.run == run and one.head and not one.simulation:
                 known.setdefault(one.node, []).append(Mark(one.charged, one.head, _BY))
         return known
 
-    def missing(self, ledger: str, folder: Path, there: Collection[int]) -> tuple[int, Mark] | None:
+    def missing(self, run: str, folder: Path, there: Collection[int]) -> tuple[int, Mark] | None:
         """Return a node that has spent from a ledger in this run folder, where the ledger is gone; None: none has."""
         for one in self.entries():
-            if one.ledger == ledger and one.folder == str(folder.resolve()) and one.head and one.node not in there:
+            if one.run == run and one.folder == str(folder.resolve()) and one.head and one.node not in there:
                 return one.node, Mark(one.charged, one.head, _BY)
         return None
 
@@ -220,13 +227,13 @@ class Book:
         """Return what the record that has spent most of these has spent, as `spent_by` counts it."""
         return self.spent_by(self.keyed(hashes), relation)
 
-    def spent_by(self, mine: Hashes, relation: str, but: Collection[tuple[str, int]] = ()) -> Total:
-        """Return what the record that has spent most of these has spent, without the (ledger, node) named in `but`.
+    def spent_by(self, mine: Hashes, relation: str, but: str = "") -> Total:
+        """Return what the record that has spent most of these has spent, without the `Entry.budget` named in `but`.
 
-        Runs on one ledger share its budget, so the largest of them counts; budgets of several ledgers add up. An ε
-        under another relation, or no finite ε, makes the sum infinite. Simulations do not count.
+        Of runs that share a budget the largest ε counts; several budgets add up. An ε under another relation, or no
+        finite ε, makes the sum infinite. Simulations do not count.
         """
-        counted = [(one, own) for one, own in self._all() if (one.ledger, one.node) not in but]
+        counted = [(one, own) for one, own in self._all() if one.budget != but]
         return _worst(mine, counted, relation)
 
     def data_sets(self) -> list[DataSet]:
@@ -248,11 +255,16 @@ class Book:
         ]
 
     def sets_of(self, runs: Collection[str] | None) -> dict[int, list[Hashes]]:
-        """Return by node the keyed hashes of the records of some private runs; None: of all of them."""
+        """Return by node the keyed hashes of the records of some private runs; None: of all of them.
+
+        With a run come the records of the runs that share its budget: those that it continues.
+        """
+        every = self._all()
+        nodes = {one.budget: one.node for one, _ in every if runs is None or one.run in runs}
         found: dict[int, list[Hashes]] = {}
-        for one, own in self._all():
-            if (runs is None or one.run in runs) and not one.simulation and own.size:
-                found.setdefault(one.node, []).append(own)
+        for one, own in every:
+            if one.budget in nodes and not one.simulation and own.size:
+                found.setdefault(nodes[one.budget], []).append(own)
         return found
 
     def _all(self) -> list[tuple[Entry, Hashes]]:
@@ -320,12 +332,12 @@ class Book:
 
 def _worst(mine: Hashes, entries: Sequence[tuple[Entry, Hashes]], relation: str) -> Total:
     """Return the largest sums over these records."""
-    ledgers: dict[tuple[str, int], list[tuple[Entry, Hashes]]] = {}
+    budgets: dict[str, list[tuple[Entry, Hashes]]] = {}
     for one, own in entries:
         if not one.simulation:
-            ledgers.setdefault((one.ledger, one.node), []).append((one, own))
+            budgets.setdefault(one.budget, []).append((one, own))
     epsilon, delta = np.zeros(len(mine)), np.zeros(len(mine))
-    for runs in ledgers.values():
+    for runs in budgets.values():
         held = np.isin(mine, np.concatenate([own for _, own in runs])).any(1)
         bounds = [math.inf if e.epsilon is None or e.relation != relation else e.epsilon for e, _ in runs]
         epsilon[held] += max(bounds)

@@ -81,47 +81,16 @@ def is_tested_on_own(dataset: Dataset, parts: Sequence[NDArray[np.int64]] | None
 def same_rows(public: Any, own: Sequence[Any]) -> bool:  # noqa: ANN401 - Arrow's
     """Tell whether a public Arrow table has the rows of one of these tables, or of all of them together.
 
-    It compares the common columns without running numbers: all of them, without those that may only name rows, and
-    without any single one if all rows still differ on both sides. So new names hide nobody's rows. A column whose name
-    the public table lacks is compared with the public column that has its values.
+    It compares the common columns without running numbers: all of them, and without those that may only name rows.
     """
     if len(own) > 1 and any(same_rows(public, [one]) for one in own):
         return True
-    tables, naming = [cells(table) for table in (public, *(_named_as(public, one) for one in own))], _naming(public)
+    tables, naming = [cells(table) for table in (public, *own)], _naming(public)
     common = [name for name in tables[0] if all(name in table for table in tables)]
     common = [name for name in common if not naming.get(name, False)] or common
     telling = [name for name in common if name not in naming]
-    for names in filter(None, (common, telling)):
-        found, *others = (summed(table, names) for table in tables)
-        if in_common(found, others):
-            return True
-    whole = [summed(table, common) for table in tables if common]
-    for name in common if len(common) > 1 else ():
-        found, *others = (rows - table[name] for rows, table in zip(whole, tables, strict=True))
-        differ = all(len(np.unique(rows)) == len(rows) for rows in (found, *others))
-        if differ and len(found) >= _KINDS and in_common(found, others):
-            return True
-    return False
-
-
-def _named_as(public: Any, own: Any) -> Any:  # noqa: ANN401 - Arrow's
-    """Give each column of an own table that the public one lacks the name of a public column with its values."""
-    known = {plain(name) for name in public.column_names}, {plain(name) for name in own.column_names}
-    free = [name for name in public.column_names if plain(name) not in known[1]]
-    names = []
-    for name in own.column_names:
-        if plain(name) not in known[0]:
-            same = next((other for other in free if _same_values(public, other, own, name)), None)
-            free = [other for other in free if other != same]
-            names.append(same or name)
-        else:
-            names.append(name)
-    return own.rename_columns(names)
-
-
-def _same_values(public: Any, one: str, own: Any, other: str) -> bool:  # noqa: ANN401 - Arrow's
-    values = [np.array(texts(table.column(name)).to_pylist()) for table, name in ((public, one), (own, other))]
-    return in_common(values[0], [values[1]])
+    sums = [[summed(table, names) for table in tables] for names in (common, telling) if names]
+    return any(in_common(found, others) for found, *others in sums)
 
 
 def digests(table: Any, ignored: Collection[str]) -> list[str]:  # noqa: ANN401 - Arrow's

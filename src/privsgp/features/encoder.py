@@ -3,7 +3,8 @@
 A wide residual network (WRN-16-4: Zagoruyko and Komodakis 2016) gives 1,792 numbers an image: its last map as one mean
 and in four quarters, and its middle map in four quarters. Each image is first brought to 32 × 32 pixels, mean 0 and
 deviation 1, so the unit of the pixels does not matter. The weights, and the directions for whitening, come from
-`experiments/synthetic_encoder.py`; the file holds whole numbers with one scale per filter.
+`experiments/synthetic_encoder.py`; the file, in the package privsgp-encoders, holds whole numbers with one scale per
+filter.
 
 Guarantee: a fixed map of each image alone; privsgp refuses a file of weights with another SHA-256.
 """
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
 PIXELS = 32
 WIDTHS = (16, 64, 128, 256)
-_FILE = "features/synthetic-encoder.safetensors"
+_FILE = "synthetic-encoder.safetensors"
 _SHA256 = "09089bf0c2b9f0bdc1f9977695dd33a2076bb236ac817530c01ebda5830179e3"
-_REINSTALL = "pip install --force-reinstall privsgp"
+_INSTALL = "pip install 'privsgp[encoders]', or `make setup` in a checkout"
 _SCALE = ".scale"
 MEASURED = ("mean", "spread", "directions", "deviation")  # on made-up images
 RIDGE = 0.1  # of the largest deviation, added to all
@@ -91,7 +92,7 @@ class SyntheticEncoder(nn.Module):
 
     def __init__(self, components: int, power: float) -> None:
         super().__init__()
-        arrays = unpacked(load(packaged("privsgp", _FILE, _SHA256, _REINSTALL)))
+        arrays = unpacked(load(packaged("privsgp_encoders", _FILE, _SHA256, _INSTALL)))
         mean, spread, directions, deviation = (arrays.pop(name) for name in MEASURED)
         if components > len(directions):
             raise Refused(f"features.components = {components}", f"take at most {len(directions)}")

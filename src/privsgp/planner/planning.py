@@ -19,6 +19,7 @@ from privsgp.data.loading import file_path, hashes_in, holds_records_of, like, s
 from privsgp.data.same_records import in_common
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
+from privsgp.files import flat
 from privsgp.gradients import Layout
 from privsgp.planner import public_rows, stand_in
 from privsgp.planner.choose import LENGTHS, best_batch, best_clip, planner
@@ -171,9 +172,8 @@ def _made_up(config: Config, problem: Problem, count: int) -> list[Samples]:
     """Return made-up samples with no to a very strong signal, on the scale of public test inputs."""
     d = problem.dataset
     if d.vocabulary is not None:
-        shape, target = d.x.shape[1:], d.y.shape[1:]
-        texts = stand_in.tokens(shape, d.classes, target, samples=count, vocabulary=d.vocabulary)
-        return [texts._replace(name="made-up texts")] * 2
+        remedy = "give numbers, name public texts as plan.data, or take [features] of texts"
+        raise Refused("'auto' for tokens without public texts: privsgp makes no texts up", remedy)
     if config.data.schema is not None:
         return _tables(config.data.schema, stand_in.SIGNALS, problem, count)
     public = d.x_test if config.test_is_public else None
@@ -238,27 +238,22 @@ def with_choices(
     return apply(config, plan), plan.as_json()
 
 
-def _key(name: str) -> str:
-    return CLIP if name == "clip" else f"algorithm.{name}"
-
-
 def _as_started(config: Config, started: Path) -> Config:
     """Return the configuration with the numbers that a run began with."""
-    old = configs.started(started)
-    values = {f"algorithm.{key}": getattr(old.algorithm, key) for key in config.algorithm.auto}
-    return config.with_planned(values | ({CLIP: old.privacy.clip} if CLIP in config.auto else {}))
+    old = flat(configs.started(started).model_dump())
+    return config.with_planned({key: old[key] for key in config.auto})
 
 
 def apply(config: Config, plan: Plan) -> Config:
     """Put the plan's choices where the configuration says "auto"."""
-    return config.with_planned({_key(key): value for key, value in _values(config, plan).items()})
+    return config.with_planned(_values(config.auto, plan))
 
 
-def _values(config: Config, plan: Plan) -> dict[str, Any]:
+def _values(keys: Sequence[str], plan: Plan) -> dict[str, Any]:
     c = plan.chosen
-    values = {"batch": float(c.batch), "steps": int(c.steps), "step_size": float(c.step_size)}
-    values["clip"] = c.method.settings.clip
-    return {key: values[key] for key in (name.split(".")[1] for name in config.auto)}
+    values = {"algorithm.batch": float(c.batch), "algorithm.steps": int(c.steps)}
+    values |= {"algorithm.step_size": float(c.step_size), CLIP: c.method.settings.clip}
+    return {key: values[key] for key in keys}
 
 
 def described(plan: dict[str, Any]) -> str:
@@ -287,7 +282,7 @@ def opened(config: Config) -> Config:
 
 def written(config: Config, plan: Plan) -> dict[str, Any]:
     """Return the plan's values by their keys in run.toml."""
-    return {_key(key): value for key, value in _values(opened(config), plan).items()}
+    return _values(opened(config).auto, plan)
 
 
 def problem_of(config: Config, data_dir: Path | None) -> Problem:

@@ -196,31 +196,6 @@ def _survival(rng: np.random.Generator, risk: Floats, bins: int) -> Tensor:
     return torch.from_numpy(survival.targets(time, event, range(1, bins + 1)))
 
 
-def tokens(
-    shape: tuple[int, ...],
-    classes: int | None,
-    target: tuple[int, ...] = (),
-    *,
-    samples: int,
-    vocabulary: int,
-) -> Samples:
-    """Return as many sequences of tokens: frequencies fall like 1/rank, as those of words do, and classes differ.
-
-    Targets of a regression are means of a random weight of each token.
-    """
-    rng = np.random.default_rng(0)
-    count, kinds = 5 * samples, classes or 1
-    often = np.exp(rng.standard_normal((kinds, vocabulary))) / np.arange(1, vocabulary + 1)
-    ends = np.cumsum(often / often.sum(1, keepdims=True), 1)
-    labels, coins = rng.integers(0, kinds, count), rng.random((count, math.prod(shape)))
-    x = np.stack([np.searchsorted(ends[label], row) for label, row in zip(labels, coins, strict=True)])
-    x = np.minimum(x, vocabulary - 1)
-    weight = rng.standard_normal((vocabulary, *target))
-    y = torch.from_numpy(labels) if classes is not None else torch.from_numpy(weight[x].mean(1)).float()
-    found = torch.from_numpy(x).reshape(count, *shape)
-    return Samples(found[:samples], y[:samples], found[samples:], y[samples:])
-
-
 def _rotated(rng: np.random.Generator, x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Turn the rows: by any rotation or, where its matrix would be vast, by a cosine transform with random signs."""
     size = x.shape[1]

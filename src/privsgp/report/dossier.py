@@ -28,6 +28,7 @@ from privsgp.runs import evaluation, views
 from privsgp.runs.card import in_a_line
 from privsgp.runs.views import Site
 from privsgp.sites import signed as signatures
+from privsgp.sites.continuing import phases, revoked_cards
 from privsgp.sites.study import Study
 
 if TYPE_CHECKING:
@@ -65,6 +66,25 @@ class _Facts:
     agreement: str = ""
     evaluations: Sequence[dict[str, Any]] = ()
     spending: Sequence[DataSet] = ()
+    study: Study | None = None
+    left: Sequence[str] = ()
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """Return this organisation's part of the summary of a run between sites; empty for other runs."""
+        found: dict[str, Any] = (self.view.summary.get("site") if self.view else None) or {}
+        return found
+
+    @property
+    def before(self) -> list[str]:
+        """The releases of ended runs that count too, a line each."""
+        names = [] if self.study is None else [card.name for card in self.study.roster]
+        found = [(name, one) for i, name in enumerate(names) if self.study for one in phases(self.study, i)]
+        return [
+            f"{name}: {one.releases} releases of an earlier run count too"
+            + (f", if {one.honest} of its {len(one.samples)} sites were honest" if one.shared else "")
+            for name, one in found
+        ]
 
     @property
     def unit(self) -> str:
@@ -100,6 +120,7 @@ def write_dossier(place: Path, out: Path, audit: Path | None = None) -> list[str
         "text": _TEXTS.filters["text"], "bound": bound, "up": up, "small": small,
         "percent_up": percent_up, "policy": policies.read(policies.default_home() / "policy.toml"), "open": OPEN,
         "rows_of": evaluation.rows_of, "statement": evaluation.statement,
+        "revoked": [] if facts.study is None else revoked_cards(facts.study),
     }  # fmt: skip
     annex = _TEXTS.get_template(ANNEX).render(values)
     out.mkdir(parents=True, exist_ok=True)
@@ -118,7 +139,7 @@ def write_dossier(place: Path, out: Path, audit: Path | None = None) -> list[str
 def _of_study(study: Study) -> _Facts:
     config, agreement = configs.parse(study.settings), f"agreement {study.run}, proposed {study.created}"
     date, sites = study.created[:10], _agreed(study)
-    return _Facts(study.name, date, config, sites, study.samples, study.release, agreement=agreement)
+    return _Facts(study.name, date, config, sites, study.samples, study.release, agreement=agreement, study=study)
 
 
 def _agreed(study: Study) -> list[Site]:
@@ -137,7 +158,8 @@ def _of_run(place: Path) -> _Facts:
         view.summary["name"], view.identity.get("started", "")[:10], view.config, sites,
         view.summary["samples"] if signed is None else signed.study.samples,
         view.identity.get("versions", {}).get("privsgp", "unknown"), view, "" if signed is None else signed.text,
-        evaluation.of_folder(place), sets,
+        evaluation.of_folder(place), sets, None if signed is None else signed.study,
+        [card.name for card, left in zip(signed.study.roster, signed.left, strict=True) if left] if signed else [],
     )  # fmt: skip
 
 

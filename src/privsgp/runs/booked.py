@@ -141,7 +141,7 @@ def enter(
             return
         keyed = [(entry, book.known(own)) for entry, own in known]
         for entry, own in keyed:
-            before = book.spent_by(own, entry.relation, but={(entry.ledger, entry.node)})
+            before = book.spent_by(own, entry.relation, but=entry.budget)
             before = _with_siblings(before, own, [(e, o) for e, o in keyed if e is not entry])
             relation = entry.relation.removesuffix(_PERSON)
             samples = len(own) if relation == entry.relation else len(np.unique(own[:, -1]))
@@ -178,7 +178,7 @@ def _spent_elsewhere(book: Book, known: Sequence[tuple[Entry, Records]]) -> Iter
     found: dict[tuple[str, str], tuple[Entry, int]] = {}
     for entry, own in known:
         for other, shared in book.overlapping(own.hashes):
-            if (other.ledger, other.node) != (entry.ledger, entry.node):
+            if other.budget != entry.budget:
                 found[other.run, other.folder] = other, shared + found.get((other.run, other.folder), (other, 0))[1]
     private = [(other, shared) for other, shared in found.values() if not other.simulation]
     for other, shared in private[:_MOST_NAMED]:

@@ -18,11 +18,13 @@ from privsgp.errors import Refused
 from privsgp.runs import shared_noise
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.accounting.pairwise import PairwiseCovariance
     from privsgp.runs.config import Config
+
+    Earlier = Callable[[int, Mechanism, int], Mechanism]
 
 
 _ROOM = 1 + 2.0**-17  # for what the sampler of shared noise costs where other nodes add less than a node expects
@@ -121,12 +123,15 @@ def calibrate_nodes(
     releases: Sequence[int] = (),
     coordinates: int = 0,
     agreed: dict[str, Any] | None = None,
+    earlier: Earlier = lambda _node, mechanism, _honest: mechanism,
 ) -> NodeBudgets:
     """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
 
     All of it follows from public numbers: each of several processes does it for all nodes. `releases` are K_i where
-    nodes release unequally often; else each does at every step. `coordinates` is the length of a message. `agreed` is
-    what noise that nodes share was agreed to be made of, where that is settled.
+    nodes release unequally often; else each does at every step. `coordinates` is the length of a message. `agreed` are
+    the σ_i, and what shared noise is made of, where sites have settled them: each checks its own. `earlier` returns a
+    node's mechanism counted together with what it released in runs that this one continues, of which at most so many
+    nodes were honest.
     """
     algorithm, p, n = ALGORITHMS[config.algorithm.name], config.privacy, len(samples)
     deltas = per_node(p.delta, n)
@@ -144,37 +149,51 @@ def calibrate_nodes(
         mechanisms = [Shared(m, config.honest, n - 1) for m in mechanisms]
 
     shown = shared_noise.correlation(config, samples) if config.pairwise else 1.0
-    mechanisms = [by_person(config, m, samples, shown) for m in mechanisms]
-    search = functools.cache(calibration.sigma)  # nodes that are alike need the same
+    mechanisms = [by_person(config, earlier(i, m, n), samples, shown) for i, m in enumerate(mechanisms)]
     if allowance is not None:
-
-        def calibrated(i: int) -> float:
-            if p.nominal:  # for K steps: the spare releases are not part of it
-                terms = config.algorithm.steps, budgets[i], deltas[i], calibration.C2, config.algorithm.name
-                found = calibration.published(mechanisms[i], *terms)
-            else:
-                found = search(mechanisms[i], max(1, allowance[i]), budgets[i], deltas[i], p.relation)
-            return found * _ROOM if config.pairwise else found
-
-        all_sigmas = [calibrated(i) for i in range(n)]
-        if config.trust == "secure aggregation":
-            all_sigmas = [max(all_sigmas)] * n  # each node is counted as if all added as much noise as it does
-        mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, all_sigmas, strict=True)]
+        known = [] if agreed is None else agreed["sigma"]
+        if config.pairwise and len(set(known)) > 1:  # some have more noise than they need: it follows from all needs
+            known = []
+        sigmas = known or _searched(config, mechanisms, allowance, budgets, deltas)
+        mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, sigmas, strict=True)]
 
     covariance, curve = None, None
     if config.pairwise:
-        covariance = shared_noise.share_noise(config, samples, [m.sigma for m in mechanisms], agreed)
+        noise = None if agreed is None else agreed["shared_noise"]
+        covariance = shared_noise.share_noise(config, samples, [m.sigma for m in mechanisms], noise)
         least, effective = min(covariance.own_sigma), covariance.effective(config.honest)
         bases = [m.changed(coordinates=coordinates, sigma=sigma) for m, sigma in zip(bare, effective, strict=True)]
         shared = [Shared(m, config.honest, n - 1, least) for m in bases]
         shifts = [m.largest_shift for m in shared]
-        mechanisms = [by_person(config, m, samples, covariance.correlation(config.honest, shifts)) for m in shared]
-        curve = functools.partial(_curve, config, samples, covariance, shared, deltas)
+        shown = covariance.correlation(config.honest, shifts)
+        mechanisms = [by_person(config, earlier(i, m, n), samples, shown) for i, m in enumerate(shared)]
+        curve = functools.partial(_curve, config, samples, covariance, shared, deltas, earlier)
 
     def epsilon(node: int, releases: int) -> float:
         return accountant.epsilon(mechanisms[node], releases, deltas[node], p.relation).epsilon
 
     return NodeBudgets(mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon, covariance, curve)
+
+
+def _searched(
+    config: Config, mechanisms: Sequence[Mechanism], allowance: Sequence[int], budgets: Sequence[Any],
+    deltas: Sequence[float],
+) -> list[float]:  # fmt: skip
+    """Return the σ_i that budgets need."""
+    p = config.privacy
+    search = functools.cache(calibration.sigma)  # nodes that are alike need the same
+
+    def calibrated(i: int) -> float:
+        if p.nominal:  # for K steps: the spare releases are not part of it
+            terms = config.algorithm.steps, budgets[i], deltas[i], calibration.C2, config.algorithm.name
+            found = calibration.published(mechanisms[i], *terms)
+        else:
+            found = search(mechanisms[i], max(1, allowance[i]), budgets[i], deltas[i], p.relation)
+        return found * _ROOM if config.pairwise else found
+
+    sigmas = [calibrated(i) for i in range(len(mechanisms))]
+    # Of a sum each node is counted as if all added as much noise as it does.
+    return [max(sigmas)] * len(sigmas) if config.trust == "secure aggregation" else sigmas
 
 
 def by_person(config: Config, mechanism: Mechanism, samples: Sequence[int], shown: float = 1.0) -> Mechanism:
@@ -193,17 +212,15 @@ def by_person(config: Config, mechanism: Mechanism, samples: Sequence[int], show
 
 def _curve(
     config: Config, samples: Sequence[int], covariance: PairwiseCovariance, shared: Sequence[Shared],
-    deltas: Sequence[float], node: int, releases: int,
+    deltas: Sequence[float], earlier: Earlier, node: int, releases: int,
 ) -> list[tuple[int, float]]:  # fmt: skip
     """Return ε of a node by how many nodes are honest."""
     shifts = [m.largest_shift for m in shared]
 
     def epsilon(m: Mechanism) -> float:
-        shown = covariance.correlation(1 if m.shared is None else m.shared.honest, shifts)
-        found = accountant.epsilon(
-            by_person(config, m, samples, shown), releases, deltas[node], config.privacy.relation
-        )
-        return found.epsilon
+        honest = 1 if m.shared is None else m.shared.honest
+        whole = by_person(config, earlier(node, m, honest), samples, covariance.correlation(honest, shifts))
+        return accountant.epsilon(whole, releases, deltas[node], config.privacy.relation).epsilon
 
     return trust_curve(covariance, node, shared[node], epsilon)
 

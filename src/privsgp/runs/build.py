@@ -21,6 +21,7 @@ from privsgp.randomness.noise import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs.budgets import calibrate_nodes, settings, spare
 from privsgp.runs.card import card
+from privsgp.runs.phases import continued
 from privsgp.runs.problem import Problem, layout
 from privsgp.seeds import public_seed
 
@@ -31,13 +32,17 @@ if TYPE_CHECKING:
 
     from privsgp.graph import Graph
     from privsgp.runs.config import Config
+    from privsgp.runs.phases import Phase
     from privsgp.runs.resolve import Resolved
 
 
-def build_run(resolved: Resolved, agreed: dict[str, Any] | None = None) -> RunSpec:
+def build_run(
+    resolved: Resolved, agreed: dict[str, Any] | None = None, phases: Sequence[Sequence[Phase]] = ()
+) -> RunSpec:
     """Decide everything: σ_i from budgets, the clock, the device. What is impossible is refused here.
 
-    `agreed` is what noise that sites share was agreed to be made of.
+    `agreed` are the σ_i and the shared noise that sites have agreed on; `phases` are, by node, ended runs that it
+    continues.
     """
     config, problem, network = resolved.counted, resolved.problem, resolved.graph
     device, dtype, a = chosen_device(config.engine.device), getattr(torch, config.engine.dtype), config.algorithm
@@ -50,7 +55,8 @@ def build_run(resolved: Resolved, agreed: dict[str, Any] | None = None) -> RunSp
     _refuse_other_unit(config, problem)
     places = learning.places
     slack = kappa(dtype, device, positions=places)
-    protection = calibrate_nodes(config, problem.samples, slack, releases, dim, agreed)
+    earlier = {} if not phases else {"earlier": lambda i, own, honest: continued(own, phases[i], honest)}
+    protection = calibrate_nodes(config, problem.samples, slack, releases, dim, agreed, **earlier)
     weighted, least = protection.mechanisms[0].weighted, least_difference_clip(config.privacy.clip, dtype, places)
     clip = None if weighted is None else weighted.difference_clip
     if clip is not None and clip < least:

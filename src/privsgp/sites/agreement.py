@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from privsgp import __version__, devices, features
+from privsgp.accounting import accountant
 from privsgp.accounting.book import Total
 from privsgp.accounting.policy import refuse_spending, refused
+from privsgp.accounting.shown import up
 from privsgp.data.dataset import PersonRows
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
@@ -29,6 +31,8 @@ from privsgp.runs.budgets import per_node, with_scale
 from privsgp.runs.build import build_run
 from privsgp.runs.problem import assembled, first_model, weights_digest
 from privsgp.runs.resolve import make_graph, resolve
+from privsgp.runs.result import read_model
+from privsgp.sites import continuing
 from privsgp.sites.canonical import digest
 from privsgp.sites.protocol.increments import increment_bytes
 from privsgp.sites.study import FORMAT, PROTOCOL, Study, text_of
@@ -44,8 +48,9 @@ if TYPE_CHECKING:
     from privsgp.engine.spec import RunSpec
     from privsgp.graph import Graph
     from privsgp.runs.config import Config
+    from privsgp.runs.phases import Phase
     from privsgp.sites.identity import Card
-    from privsgp.sites.study import Limits
+    from privsgp.sites.study import Continues, Limits
 
     Fault = tuple[bool, str, str]  # whether it is there, what is wrong, and what to do
 
@@ -53,6 +58,8 @@ ALLOWED = ("privsgp", "privsgp-vr", "privsgp-sag", "sgp")
 FEATURES = ("none", "scattering", "synthetic-encoder")
 _MOST_FEATURES = 4096  # of filters, of directions, …: what is made before it can be compared with a size
 _CLOSE = 1e-6  # by which noise that two sites computed may differ
+_VASTLY = 1.1  # of a σ beside what its budget needs
+_ROUNDING = 1e-9
 
 
 class Agreement(Study):
@@ -91,6 +98,8 @@ class Agreement(Study):
                 f"{key} is {getattr(self, key)}, and its configuration says {value}",
                 remedy,
             )
+        silent = c.private and c.privacy.epsilon is not None and not all(0 < one < math.inf for one in self.sigma)
+        yield silent, f"sigma = {self.sigma}, with budgets", ask
         shared = self.shared_noise
         is_other = (shared is not None) != c.pairwise or (shared is not None and len(shared.own) != n)
         yield is_other, "shared_noise is not of its configuration", ask
@@ -100,6 +109,7 @@ class Agreement(Study):
             made = sums.study(c, self.samples, c.privacy.clip, self.epsilon[0] or 1.0, self.delta[0])
             is_other = c.shared() != made.shared() or self.limits.fewest < n
             yield is_other, "a noised sum is one step on the complete graph, with all sites", ask
+        yield from continuing.faults(self, c)
 
     def _limit_faults(self) -> Iterator[Fault]:
         limits, period, n = self.limits, self.graph.period or HORIZON, len(self.roster)
@@ -195,8 +205,10 @@ class Agreement(Study):
         a = self.config.algorithm
         return a.steps + a.final_mixing * a.local_steps
 
-    def spec(self, dataset: Dataset, node: int, device: str = "cpu") -> RunSpec:
+    def spec(self, dataset: Dataset, node: int, device: str = "cpu", start: Path | None = None) -> RunSpec:
         """Make the run of one node again, from its own data; refuse an agreement that says otherwise.
+
+        A run that continues another one may begin with a model, in the file `start`.
 
         Guarantee: mechanism, σ and allowance of the node are calibrated here, from its own number of samples.
         """
@@ -209,8 +221,12 @@ class Agreement(Study):
         self._refuse_size(node)
         config = self.config.with_section("engine", device=device)
         problem = assembled(config, dataset, [rows], range(node, node + 1), self.samples)
-        spec = build_run(resolve(config, problem.encoded(chosen_device(device))), agreed=self.values["shared_noise"])
+        if self.continues is not None and self.continues.starts_from_model:
+            _load(problem.model, start)
+        resolved = resolve(config, problem.encoded(chosen_device(device)))
+        spec = build_run(resolved, agreed=self.values, phases=_phases(self, config))
         self._refuse_other(spec, problem.encoder)
+        self._refuse_other_budget(spec, node)
         return spec
 
     def refuse_policy(self, policy: Policy, node: int) -> None:
@@ -229,11 +245,9 @@ class Agreement(Study):
             raise refused(f"algorithms = {policy.algorithms}, and the agreement's is {self.algorithm!r}")
         if policy.fewest is not None and self.limits.fewest < policy.fewest:
             raise refused(f"fewest = {policy.fewest}, and the agreement continues with {self.limits.fewest} sites")
-        if policy.most_honest is not None and (self.honest or 1) > policy.most_honest:
-            raise refused(
-                f"honest = {policy.most_honest}, and ε of the agreement holds if {self.honest} of "
-                f"{len(self.roster)} sites are honest"
-            )
+        honest = [one.honest for one in continuing.phases(self, node) if one.shared is not None]
+        if policy.most_honest is not None and (most := max([self.honest or 1, *honest])) > policy.most_honest:
+            raise refused(f"honest = {policy.most_honest}, and ε of the agreement holds if {most} sites are honest")
         for other, card in enumerate(self.roster) if policy.peers is not None else ():
             if other != node and card.fingerprint not in (policy.peers or ()):
                 raise refused(f"peers does not name {card.fingerprint} ({card.name})")
@@ -274,11 +288,40 @@ class Agreement(Study):
             what = f"{self.name}: sigma of {self.roster[i].name} is {sigma:g}, and its budget needs {m.sigma:g}"
             _refuse([(is_other, what, "nothing was signed: ask the proposer for a new agreement")])
 
+    def _refuse_other_budget(self, spec: RunSpec, node: int) -> None:
+        """Refuse a σ with which this node would spend more than its budget, or much less.
+
+        Each site checks its own: what others add is theirs to check, and not part of this node's guarantee.
+        """
+        p, m, asked = spec.protection, spec.protection.mechanisms[node], self.epsilon[node]
+        if p.allowance is None or asked is None:
+            return
+        spent = p.epsilon(node, p.allowance[node])
+        lower = m.with_sigma(m.sigma / _VASTLY)
+        wasted = not self.config.pairwise and (
+            accountant.rough(lower, p.allowance[node], p.deltas[node], p.relation) <= asked
+        )
+        what = f"{self.name}: sigma = {m.sigma:g} of this site would spend ε = {up(spent)}, and its budget is {asked:g}"
+        is_other = spent > asked * (1 + _ROUNDING) or wasted
+        _refuse([(is_other, what, "nothing was signed: ask the proposer for a new agreement")])
+
 
 def _refuse(faults: Iterable[Fault], where: str = "") -> None:
     for is_there, what, remedy in faults:
         if is_there:
             raise Refused(where + what, remedy)
+
+
+def _phases(study: Study, config: Config) -> list[list[Phase]]:
+    return [continuing.phases(study, node) for node in range(len(study.roster))] if config.private else []
+
+
+def _load(model: nn.Module, start: Path | None) -> None:
+    """Put the agreed first weights into a model."""
+    if start is None or not start.exists():
+        remedy = "put the file that came with the study beside it, under its name"
+        raise Refused(f"{start}, the model that the run begins with, is missing", remedy)
+    model.load_state_dict(read_model(start, Layout.of(model)), strict=False)
 
 
 def propose(
@@ -290,8 +333,13 @@ def propose(
     limits: Limits,
     days: float = 30.0,
     relay: Card | None = None,
+    continues: Continues | None = None,
+    start: Path | None = None,
 ) -> Agreement:
-    """Make an agreement from a configuration and the sites' cards; of the data only the shape of samples is used."""
+    """Make an agreement from a configuration and the sites' cards; of the data only the shape of samples is used.
+
+    It may continue a run, from the model in the file `start`, if given.
+    """
     nodes, auto = config.data.nodes, config.auto
     faults = (
         (nodes != len(roster), f"data.nodes = {nodes} with {len(roster)} cards", "give one --site CARD per node"),
@@ -305,6 +353,8 @@ def propose(
     sizes, config = config.data.sizes, configs.parse(config.with_section("privacy", spare=0.0).shared())
     config = with_scale(config, sizes)  # θ and C are signed as numbers: no site, and no restart, settles on its own
     model, encoder = first_model(config, dataset.x.shape[1:], dataset.y.shape[1:], dataset.classes)
+    if start is not None:
+        _load(model, start)
     now = dt.datetime.now(dt.UTC)
     values = {
         "format": FORMAT, "version": PROTOCOL, "release": __version__, "name": name,
@@ -312,10 +362,14 @@ def propose(
         "config": config.shared(), "roster": [card.values for card in roster],
         "graph": graph_hash(make_graph(config)), "sample": _shape(dataset), "model": _model(model, encoder),
         "steps": config.algorithm.steps, "samples": list(sizes),
-        **_budgets(config), **_noise(config, dataset),
+        **_budgets(config), "sigma": [], "shared_noise": None,
         "limits": limits.model_dump(), "relay": None if relay is None else relay.values,
     }  # fmt: skip
-    return Agreement.of(values, name)
+    if continues is not None:
+        values["continues"] = continues.model_dump(by_alias=True, exclude_unset=True)
+    study = Study.of(values, name)
+    _refuse(continuing.faults(study, config))
+    return Agreement.of(values | _noise(config, dataset, _phases(study, config)), name)
 
 
 def refuse_counted(config: Config, file: Path, dataset: Dataset) -> None:
@@ -338,7 +392,7 @@ def _budgets(config: Config) -> dict[str, list[Any]]:
     return {"epsilon": list(epsilon), "delta": list(per_node(config.privacy.delta, n))}
 
 
-def _noise(config: Config, like: Dataset) -> dict[str, Any]:
+def _noise(config: Config, like: Dataset, phases: Sequence[Sequence[Phase]]) -> dict[str, Any]:
     """Return every node's noise, calibrated from public numbers alone: the samples here are made up."""
     J, most = (config.data.sizes or [1])[0], config.data.rows_per_person
     persons = None if most is None else PersonRows(np.arange(2 * J, dtype=np.uint64).reshape(J, 2), most)
@@ -348,7 +402,7 @@ def _noise(config: Config, like: Dataset) -> dict[str, Any]:
     )  # fmt: skip
     config = config.with_section("engine", device="cpu")
     problem = assembled(config, blank, [np.arange(J)], range(1), config.data.sizes or ())
-    p = build_run(resolve(config, problem.encoded(chosen_device("cpu")))).protection
+    p = build_run(resolve(config, problem.encoded(chosen_device("cpu"))), phases=phases).protection
     shared = None if p.covariance is None else {"own": list(p.covariance.own), "pair": p.covariance.pair}
     return {"sigma": [m.sigma for m in p.mechanisms], "shared_noise": shared}
 

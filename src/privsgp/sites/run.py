@@ -33,7 +33,7 @@ from privsgp.runs import card as cards
 from privsgp.runs.summary import measured_by_first
 from privsgp.runs.summary import summary as summarised
 from privsgp.runs.train import save_model, versions
-from privsgp.sites import signed, status
+from privsgp.sites import amend, continuing, signed, status
 from privsgp.sites import sums as site_sums
 from privsgp.sites.agreement import Agreement, refuse_counted
 from privsgp.sites.audit import Audit
@@ -135,10 +135,12 @@ def wire(site: Site, agreement: Agreement, folder: Folder, rounding: Rounding | 
 def join(
     study: Path, file: Path, *, home: Path, out: Path | None = None, device: str = "cpu", moved: bool = False,
     watch: Watcher | None = None, say: Callable[[str], None] = lambda _text: None, test: Path | None = None,
+    ended: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Take part in a run until it ends, and return the site's summary; `test` are public data to try the model on.
 
-    The model of an evaluation lies beside the study, under its name with .safetensors.
+    The model of an evaluation, or that a run begins with, lies beside the study, under its name with .safetensors.
+    `ended` is this site's folder of the run that the study continues.
     """
     model = study.with_suffix(".safetensors")
     site, agreement, folder = _opened(study, home, out)
@@ -159,6 +161,7 @@ def join(
     spec, records, also = _spec(agreement, (file, test, model), node, device, report_alone)
     if agreement.is_sum:
         sums.announce(spec, agreement.samples, say)
+    amend.close(agreement, node, ended)
     with folder.locked():
         resumed = _has_spent(folder, node)
         _prepare(folder, agreement)
@@ -225,6 +228,8 @@ def _enter(
     name, records, also = data
     named = dataclasses.replace(spec, name=agreement.name)
     made = booked.entries(named, folder, "join", name, [card.name for card in agreement.roster])
+    if agreement.continues is not None:
+        made = [dataclasses.replace(one, ledger=continuing.budget(agreement, one.node)) for one in made]
     policy = policies.read(site.home / "policy.toml")
     every = booked.with_others(made, [records], also)
     booked.enter(*every, resumed=resumed, moved=moved, policy=policy, say=lambda line: say(f"note: {line}"))
@@ -266,7 +271,7 @@ def _spec(
     config, (file, test, model) = agreement.config, files
     dataset = read_own(config, file, test, say, classes=agreement.sample.classes)
     dataset, records, also = site_sums.counted(config, node, dataset, model, say)
-    spec = agreement.spec(dataset, node, device)
+    spec = agreement.spec(dataset, node, device, model)
     place = hashlib.sha256(f"privsgp/layout/site/{file.resolve()}".encode()).hexdigest()
     public = spec.simulation or test is not None
     names = tuple(card.name for card in agreement.roster)

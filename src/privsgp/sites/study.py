@@ -16,7 +16,7 @@ from privsgp import __version__
 from privsgp.errors import Refused
 from privsgp.files import loaded, read_bytes, replace, shaped
 from privsgp.options import Count, Options, Positive, option
-from privsgp.outside import Hash
+from privsgp.outside import Hash, Signature
 from privsgp.sites.canonical import canonical, digest
 from privsgp.sites.identity import Card
 
@@ -76,6 +76,17 @@ class _Shared(Options):
     pair: _Variance
 
 
+class Continues(Options):
+    """The run that a study continues, with the signatures of all its sites, and what counts of it."""
+
+    study: Study
+    signatures: list[Signature]
+    nodes: list[Annotated[int, Field(ge=0)] | None]  # by node of the new run: its node in that run; None: it is new
+    releases: list[Annotated[int, Field(ge=0)]]  # by node of the new run: what counts as released in that run
+    revoked: list[Hash]  # identities of that run: others may know what such a key has shared
+    starts_from_model: bool  # which lies beside the study file
+
+
 class Study(Options):
     """A study file that was read: values of the right shape, and cards that are real."""
 
@@ -98,6 +109,7 @@ class Study(Options):
     shared_noise: _Shared | None
     limits: Limits
     relay: Card | None  # carries messages between sites that cannot be dialled: a member, or another site
+    continues: Continues | None = None
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -129,11 +141,17 @@ class Study(Options):
     def of_any_release(cls, values: object, where: str) -> Self:
         """Return the study that these values are, of whichever release."""
         study = shaped(values, cls, where)
-        for at, card in enumerate(study.roster):
-            card.refuse_forged(f"{where}, roster[{at}]")
-        if study.relay is not None:
-            study.relay.refuse_forged(f"{where}, relay")
+        study.refuse_forged(where)
         return study
+
+    def refuse_forged(self, where: str) -> None:
+        """Refuse cards that their sites did not endorse, also in the run that it continues."""
+        for at, card in enumerate(self.roster):
+            card.refuse_forged(f"{where}, roster[{at}]")
+        if self.relay is not None:
+            self.relay.refuse_forged(f"{where}, relay")
+        if self.continues is not None:
+            self.continues.study.refuse_forged(f"{where}, the run that it continues")
 
     @cached_property
     def values(self) -> dict[str, Any]:

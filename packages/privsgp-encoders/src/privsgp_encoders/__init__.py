@@ -1,0 +1,1 @@
+"""Weights that privsgp reads; there is no code."""
