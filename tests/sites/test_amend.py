@@ -13,7 +13,8 @@ from safetensors.numpy import load_file
 from privsgp import data
 from privsgp.accounting import accountant
 from privsgp.accounting.book import Book
-from privsgp.accounting.mechanisms import Composed, described
+from privsgp.accounting.compound import Composed
+from privsgp.accounting.mechanisms import described
 from privsgp.accounting.pairwise import PairwiseCovariance
 from privsgp.errors import Refused
 from privsgp.report.dossier import write_dossier

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from privsgp.accounting.mechanisms import Continued, Shared
+from privsgp.accounting.compound import Continued, Shared
 from privsgp.accounting.pairwise import PairwiseCovariance
 from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.update_rule import node_weights
