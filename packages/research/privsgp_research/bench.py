@@ -23,7 +23,7 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.audit.audit import silent
 from privsgp.engine.folder import Folder, read_metrics
 from privsgp.engine.formats import Summary
-from privsgp.engine.trainer import Stopping
+from privsgp.engine.stopping import Stopping
 from privsgp.errors import Diverged, Refused, refuse_below_one
 from privsgp.files import read_json, write_json
 from privsgp.runs import config as configs

@@ -194,7 +194,8 @@ def _shares(weights: NDArray[np.float64], starts: NDArray[np.intp]) -> NDArray[n
     """Return each row's share of the weights of its person, whose rows begin at `starts`."""
     counts = np.diff(starts, append=len(weights))
     weights = weights / np.repeat(np.maximum.reduceat(weights, starts), counts)  # so that no sum overflows
-    return (weights / np.repeat(np.add.reduceat(weights, starts), counts)).astype(np.float32)
+    shares: NDArray[np.float64] = weights / np.repeat(np.add.reduceat(weights, starts), counts)
+    return shares.astype(np.float32)
 
 
 def changes(values: NDArray[Any]) -> NDArray[np.bool_]:

@@ -15,7 +15,7 @@ from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.runs import booked, description, evaluation, sums
 from privsgp.runs.problem import side
-from privsgp.runs.result import of_model
+from privsgp.runs.result import digest, of_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,7 +80,7 @@ def counted(
 
 
 def _model(config: Config, path: Path) -> Result:
-    if not path.exists() or evaluation.digest(path) != config.sum.model:
+    if not path.exists() or digest(path) != config.sum.model:
         raise Refused(
             f"{path} is not the model of the agreement",
             "put the file that came with the study beside it, under its name",

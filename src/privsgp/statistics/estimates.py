@@ -197,7 +197,8 @@ class Scores:
 
     def counts(self, cells: Array) -> Array:
         """Return the noised counts of all groups together: labels × bins."""
-        return cells.reshape(self.groups.count, 2, self._bins + 1)[..., :-1].sum(0)
+        counts: Array = cells.reshape(self.groups.count, 2, self._bins + 1)[..., :-1].sum(0)
+        return counts
 
     def _estimate(
         self, name: str, group: str, chosen: list[int], metric: Metric, cells: Array, persons: int, sigma: float
