@@ -65,7 +65,9 @@ def write_first(
     write(files[1], schema)
     try:
         test_path = None if test is None else os.path.relpath(test, folder)
-        rows = None if public is None or table is None or draft.is_dictionary(table.column_names) else os.path.relpath(public, folder)
+        rows = None
+        if public is not None and table is not None and not draft.is_dictionary(table.column_names):
+            rows = os.path.relpath(public, folder)
         asked = {"sites": list(sites), "path": path, "sizes": list(sizes), "test": test_path, "cost": cost}
         asked["public"] = rows
         write(files[0], _run(files[1], table, epsilon, asked))

@@ -48,7 +48,8 @@ class Phase:
             return made
         weights = node_weights(c.algorithm.weights, self.samples, self.sigma, shared=True)
         own, pair = self.shared
-        noise, h = PairwiseCovariance(tuple(own), pair, None if weights is None else tuple(weights)), min(self.honest, honest)
+        noise = PairwiseCovariance(tuple(own), pair, None if weights is None else tuple(weights))
+        h = min(self.honest, honest)
         return Shared(made.with_sigma(noise.effective(h)[i]), h, noise.nodes - 1, min(noise.own_sigma))
 
 
