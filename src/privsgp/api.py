@@ -294,8 +294,8 @@ def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _say(notes: Sequence[str]) -> None:
-    for note in notes:
-        _LOG.warning("%s", note)
+    for line in notes:
+        _LOG.warning("%s", line)
 
 
 def _kind_of(loss: object, correct: object, task: data_room.Task | None) -> Kind | None:
@@ -479,16 +479,16 @@ def _vocabulary(x: NDArray[Any], vocabulary: int | None, model: nn.Module | None
 
 def _looked_up(model: nn.Module, shape: tuple[int, ...]) -> int | None:
     """Return the rows of the smallest embedding that is shown ones for such samples of ones; None: there is none."""
-    still, seen = copy.deepcopy(model).cpu().eval(), list[int]()
+    still, rows = copy.deepcopy(model).cpu().eval(), list[int]()
 
-    def note(layer: nn.Module, given: tuple[Any, ...], _out: object) -> None:
+    def look_up(layer: nn.Module, given: tuple[Any, ...], _out: object) -> None:
         if given and bool((given[0] == 1).all()):  # an embedding of positions is shown others
-            seen.append(int(layer.num_embeddings))  # type: ignore[arg-type]
+            rows.append(int(layer.num_embeddings))  # type: ignore[arg-type]
 
     for layer in still.modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
-            layer.register_forward_hook(note)
+            layer.register_forward_hook(look_up)
     with torch.no_grad(), contextlib.suppress(RuntimeError, TypeError, ValueError, IndexError):  # it takes real numbers
         still(torch.ones(2, *shape, dtype=torch.int64))
-        return min(seen, default=None)
+        return min(rows, default=None)
     return None

@@ -102,13 +102,13 @@ _COMMANDS = {
         "reproduce": "privsgp reproduce --list",
     },
 }
-_PLACES = {name: (panel, example) for panel, found in _COMMANDS.items() for name, example in found.items()}
-ORDER = list(dict.fromkeys(name.partition(" ")[0] for name in _PLACES))
+_PANELS_AND_EXAMPLES = {name: (panel, example) for panel, found in _COMMANDS.items() for name, example in found.items()}
+ORDER = list(dict.fromkeys(name.partition(" ")[0] for name in _PANELS_AND_EXAMPLES))
 
 
 def about(name: str) -> dict[str, Any]:
     """Return the help panel and the example of a command, as typer takes them."""
-    panel, example = _PLACES[name]
+    panel, example = _PANELS_AND_EXAMPLES[name]
     return {"rich_help_panel": panel, "epilog": f"Example: {example}"}
 
 

@@ -154,7 +154,7 @@ class YesNo(Options):
     missing: bool | None = option(None, "what a missing value becomes, with an indicator")
 
     @model_validator(mode="after")
-    def _are_told_apart(self) -> Self:
+    def _values_differ(self) -> Self:
         both = {word.lower() for word in self.yes} & {word.lower() for word in self.no}
         if both or not self.yes or not self.no:
             raise Refused(f"yes = {self.yes}, no = {self.no}", "give words for both, and none for both at once")
@@ -334,8 +334,8 @@ class Schema(Options):
     @property
     def digest(self) -> str:
         """The SHA-256 of the schema, without comments and the order of columns."""
-        told = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(told.encode()).hexdigest()
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read(path: Path) -> Schema:

@@ -51,8 +51,8 @@ def targets(time: ArrayLike, event: ArrayLike, bins: Sequence[float]) -> NDArray
         raise Refused("a survival time is negative or not finite", "give the time since each person's start")
     share = np.clip((t[:, None] - edges[:-1]) / np.diff(edges), 0, 1)
     died = np.flatnonzero(np.asarray(event, bool) & (t <= edges[-1]))
-    place = np.searchsorted(edges[1:], t[died])  # an event at an edge is in the bin that ends there
-    share[died, place] = -np.maximum(share[died, place], _SHORTEST)
+    died_in = np.searchsorted(edges[1:], t[died])  # an event at an edge is in the bin that ends there
+    share[died, died_in] = -np.maximum(share[died, died_in], _SHORTEST)
     return np.asarray(share, np.float32)
 
 

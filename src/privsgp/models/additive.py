@@ -158,16 +158,16 @@ class _Inputs(nn.Module):
     def __init__(self, terms: dict[str, _Term], pairs: Sequence[tuple[str, str]]) -> None:
         super().__init__()
         every, sizes = list(terms.values()), [len(term.at) for term in terms.values()]
-        place = dict(zip(terms, torch.split(torch.arange(sum(sizes), device="cpu"), sizes), strict=True))
-        both = [torch.cartesian_prod(place[first], place[second]) for first, second in pairs]
+        columns = dict(zip(terms, torch.split(torch.arange(sum(sizes), device="cpu"), sizes), strict=True))
+        both = [torch.cartesian_prod(columns[first], columns[second]) for first, second in pairs]
         # In float32, as rows are encoded: a value at an edge reaches it.
         numbers = {
             "at": torch.tensor([i for term in every for i in term.at]),
             "edges": torch.tensor([edge for term in every for edge in term.edges], dtype=torch.float32),
             "low": torch.tensor([low for term in every for low in term.values.min(0)], dtype=torch.float32),
             "high": torch.tensor([high for term in every for high in term.values.max(0)], dtype=torch.float32),
-            "first": torch.cat([pair[:, 0] for pair in both]) if both else place[next(iter(place))][:0],
-            "second": torch.cat([pair[:, 1] for pair in both]) if both else place[next(iter(place))][:0],
+            "first": torch.cat([pair[:, 0] for pair in both]) if both else columns[next(iter(columns))][:0],
+            "second": torch.cat([pair[:, 1] for pair in both]) if both else columns[next(iter(columns))][:0],
         }
         for name, values in numbers.items():
             self.register_buffer(name, values, persistent=False)

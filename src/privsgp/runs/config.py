@@ -505,8 +505,8 @@ class Config(Options):
         remedy += "Compressed messages, servers, and pairs that average have no place for it"
         for key, used in (("transport.bits", self.transport.bits < 32), ("algorithm.local_steps", a.local_steps > 1)):
             yield used and not pushed, f"{key} algorithm.name", remedy
-        part = a.steps % a.local_steps and "steps" not in a.auto
-        yield part, "algorithm.local_steps algorithm.steps", "take K that it divides: K counts local steps too"
+        remainder = a.steps % a.local_steps and "steps" not in a.auto
+        yield remainder, "algorithm.local_steps algorithm.steps", "take K that it divides: K counts local steps too"
         parts = a.sampling == "fixed" and a.batch != int(a.batch)
         yield parts, "algorithm.batch algorithm.sampling", "give a whole number"
         apart = a.final_mixing and method.network in ("server", "alone")

@@ -246,8 +246,8 @@ def rows(config: Config, result: Result, dataset: Dataset) -> Array:
     made, x, schema = layout(config, result), dataset.x, config.data.schema
     if isinstance(made, Residuals):
         centre, scale = (0.0, 1.0) if schema is None else schema.unit
-        said = np.asarray(result.predict(x), float).reshape(-1)
-        return made.rows(said, centre + scale * dataset.y.astype(float).reshape(-1))
+        predicted = np.asarray(result.predict(x), float).reshape(-1)
+        return made.rows(predicted, centre + scale * dataset.y.astype(float).reshape(-1))
     number = np.zeros(len(x), np.int64)
     for name, values in zip(made.groups.names, made.groups.values, strict=True):
         assert schema is not None  # noqa: S101
@@ -302,7 +302,7 @@ def together(evaluations: Sequence[dict[str, Any]]) -> list[str]:
 
 def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return metric, group and value of each metric, with its interval, or how many persons would be needed."""
-    said = []
+    rows = []
     for one in found["metrics"]:
         if one["value"] is not None:
             value = f"{one['value']:.3f} ({one['low']:.3f} to {one['high']:.3f})"
@@ -310,8 +310,8 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str]]:
             value = "not shown: too few records, or too many in one bin of evaluation.bins"
         else:
             value = f"not shown: needs about {one['persons_needed']:,} held-out records"
-        said.append((one["metric"].replace("_", " ").replace("c index", "C-index"), one["group"], value))
-    return said
+        rows.append((one["metric"].replace("_", " ").replace("c index", "C-index"), one["group"], value))
+    return rows
 
 
 def statement(found: dict[str, Any]) -> list[str]:

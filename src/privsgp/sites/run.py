@@ -272,10 +272,10 @@ def _spec(
     dataset = read_own(config, file, test, say, classes=agreement.sample.classes)
     dataset, records, also = site_sums.counted(config, node, dataset, model, say)
     spec = agreement.spec(dataset, node, device, model)
-    place = hashlib.sha256(f"privsgp/layout/site/{file.resolve()}".encode()).hexdigest()
+    layout_key = hashlib.sha256(f"privsgp/layout/site/{file.resolve()}".encode()).hexdigest()
     public = spec.simulation or test is not None
     names = tuple(card.name for card in agreement.roster)
-    local = dataclasses.replace(spec, layout=place, sites=names, share_metrics=public)
+    local = dataclasses.replace(spec, layout=layout_key, sites=names, share_metrics=public)
     return local, records, also
 
 

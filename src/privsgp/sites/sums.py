@@ -90,7 +90,7 @@ def _model(config: Config, path: Path) -> Result:
     return result
 
 
-def result(agreement: Agreement, spec: RunSpec, outcome: Outcome, place: Path, model: Path) -> dict[str, Any]:
+def result(agreement: Agreement, spec: RunSpec, outcome: Outcome, folder: Path, model: Path) -> dict[str, Any]:
     """Write what the sum says, and return it.
 
     Guarantee: refuses a sum without the messages of all sites, in which pairwise noise would not have cancelled.
@@ -103,8 +103,8 @@ def result(agreement: Agreement, spec: RunSpec, outcome: Outcome, place: Path, m
         )
     total = sums.total(spec, outcome.state.z[0].double().numpy(), agreement.samples)
     if config.sum.kind == "description":
-        return description.written(config, total, place)
-    return evaluation.written(config, _model(config, model), model, total, place)
+        return description.written(config, total, folder)
+    return evaluation.written(config, _model(config, model), model, total, folder)
 
 
 def shown(found: dict[str, Any]) -> tuple[list[tuple[str, str, str]], list[str]]:
