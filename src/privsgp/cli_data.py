@@ -56,7 +56,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and no
 def one_of(option: str, value: str, known: Sequence[str]) -> None:
     """Refuse a value that an option does not know."""
     if value not in known:
-        raise Refused(f"--{option} {value}", f"take one of {', '.join(known)}")
+        raise Refused(f"--{option} {value} is unknown", f"take one of {', '.join(known)}")
 
 
 # Every command in the order of help: its panel there, and an example.
@@ -257,7 +257,7 @@ def numbers(option: str, text: str) -> list[float]:
     try:
         return [float(part) for part in text.strip().removesuffix(",").split(",")] if text else []
     except ValueError:
-        raise Refused(f"--{option} {text}", "give numbers with commas between") from None
+        raise Refused(f"--{option} {text} is no list of numbers", "give numbers with commas between") from None
 
 
 def describe(

@@ -206,13 +206,15 @@ def amend_agreement(
 def _pairs(option: str, form: str, given: list[str] | None) -> list[tuple[str, str]]:
     parts = [one.rpartition("=") for one in given or []]
     if wrong := [f"{name}{right}" for name, equals, right in parts if not (name and equals and right)]:
-        raise Refused(f"{option} {wrong[0]}", f"write {option} {form}")
+        raise Refused(f"{option} {wrong[0]} is not of the form {form}", f"write {option} {form}")
     return [(name, right) for name, _, right in parts]
 
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise Refused(f"--add …={text}", "write --add CARD=J, with the number of the site's samples")
+        raise Refused(
+            f"--add …={text}: this is no number of samples", "write --add CARD=J, with the number of the site's samples"
+        )
     return int(text)
 
 
@@ -222,7 +224,10 @@ def _sum(settings: Config, epsilon: float | None, run: Path | None, output: Path
     from privsgp.sites import sums
 
     if (epsilon is None) == (run is None) or settings.data.sizes is None:
-        raise Refused("--describe with --evaluate, or no data.sizes", "give one, and how many persons each site counts")
+        raise Refused(
+            "--describe and --evaluate were given together, or data.sizes is missing",
+            "give one of the two, and write data.sizes: how many persons each site counts",
+        )
     if run is not None:
         shutil.copyfile(evaluation.agreed_model(run), output.with_suffix(".safetensors"))
     return sums.like(settings, run, settings.data.sizes, epsilon or settings.evaluation.epsilon)

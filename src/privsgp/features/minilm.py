@@ -82,7 +82,7 @@ def make(shape: tuple[int, ...]) -> MiniLm:
     """Return the map for sequences of this shape."""
     if len(shape) != 1 or shape[0] > POSITIONS:
         remedy = f'it is for texts of at most {POSITIONS} tokens: [data.text] tokens = "{MINILM}", length = 128'
-        raise Refused(f"features.name = {MINILM!r} with samples of shape {list(shape)}", remedy)
+        raise Refused(f"features.name = {MINILM!r} does not take samples of shape {list(shape)}", remedy)
     module = MiniLm()
     arrays = load(packaged(PACKAGE, _FILE, _SHA256, INSTALL))
     named = {_NAME.sub(lambda found: _NAMES[found.group()], name): value for name, value in arrays.items()}

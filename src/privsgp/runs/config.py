@@ -767,7 +767,9 @@ def _apply(values: dict[str, Any], change: str) -> None:
     key, equals, text = change.partition("=")
     *sections, last = key.strip().split(".")
     if not equals or not all((*sections, last)):
-        raise Refused(f"--set {change}", "write --set KEY=VALUE, for example --set algorithm.batch=32")
+        raise Refused(
+            f"--set {change} has no key or no value", "write --set KEY=VALUE, for example --set algorithm.batch=32"
+        )
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except ValueError:
@@ -775,7 +777,7 @@ def _apply(values: dict[str, Any], change: str) -> None:
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
-            raise Refused(f"--set {change}", f"{section} is a value, not a section")
+            raise Refused(f"--set {change}: {section} is a value, not a section", "`privsgp options` lists all keys")
     values[last] = value
     if not text:
         del values[last]

@@ -51,7 +51,7 @@ def write_first(
     if there := [file for file in files if file.exists()]:
         raise Refused(f"{there[0]} is there already", "choose another --out, or move it away")
     if (public is None) == (described is None):
-        raise Refused("--public with --from-description, or neither", "give one of them")
+        raise Refused("--public and --from-description were both given, or neither", "give one of them")
     table, cost = None, ""
     if public is None:
         from privsgp.runs import description  # it imports torch, which a table does not need

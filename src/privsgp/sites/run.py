@@ -245,9 +245,9 @@ def read_own(
     """
     d, task = config.data, models.task(config.model.loss)
     if not is_file(file.name) and not d.form.fits(file):
-        raise Refused(f"--data {file}", "name an .npz, .csv or .parquet file")
+        raise Refused(f"--data {file} is no file that this study reads", "name an .npz, .csv or .parquet file")
     if d.schema is not None and not is_table(file.name):
-        raise Refused(f"--data {file}, and the study has a schema", "bring a .csv or .parquet file")
+        raise Refused(f"--data {file} is no table, and the study has a schema", "name a .csv or .parquet file")
     loaded = read_file(file, task, d.form, own=True)
     for line in loaded.notes:
         say(line)

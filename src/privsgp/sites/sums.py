@@ -37,7 +37,7 @@ def like(config: Config, run: Path | None, sizes: Sequence[int], epsilon: float)
     """Return the configuration of a study of a sum, and a vector of nobody: of an evaluation of `run`, or columns."""
     delta = config.privacy.delta
     if isinstance(delta, list):
-        raise Refused("privacy.delta is a list", "give one δ for all sites: a sum is one release")
+        raise Refused("privacy.delta is a list, and a sum is one release", "give one δ for all sites")
     if run is None:
         made = description.study(config, sizes, epsilon, delta)
         length = sum(column.length for column in description.columns(made))
