@@ -269,7 +269,7 @@ def draw(
     count = min(MOST, max(1, 3 * room // 4)) if canaries is None else canaries
     if not 1 <= count <= room:
         raise Refused(
-            f"canaries = {count}: there is no room for so many",
+            f"canaries = {count} do not fit: there is room for {room}",
             f"take 1 to {room}: each canary needs its own input feature and record",
         )
     if shape[0] > 1:
