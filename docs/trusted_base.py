@@ -94,6 +94,7 @@ TRUSTED: dict[str, dict[str, str]] = {
     },
     COMPOUND: {
         "accounting/compound.py": "Changes in what is counted exactly what differs from the release that it is around.",
+        "runs/phases.py": "Gives each node the mechanisms and releases of the runs that it continues.",
     },
     PAIRWISE: {
         "accounting/mixture.py": "Bounds both hockey sticks of a person whom several sites with shared noise draw.",
@@ -156,6 +157,8 @@ TRUSTED: dict[str, dict[str, str]] = {
     SITES: {
         "randomness/pair_streams.py": "Draws the same numbers at both ends of a pair, and each for one message.",
         "sites/agreement.py": "Turns the signed agreement into the run that is counted. Asks the site's policy.",
+        "sites/amend.py": "Ends a run at a site before the site signs the run that continues it.",
+        "sites/continuing.py": "Names all that a node released in runs that ended.",
         "sites/canonical.py": "Writes one value as one sequence of bytes.",
         "sites/identity.py": "Keeps the site's keys private.",
         "sites/net/client.py": "Sends committed messages only.",
