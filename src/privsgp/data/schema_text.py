@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import reprlib
 from typing import TYPE_CHECKING, Any
 
 from privsgp.errors import Refused
@@ -71,4 +70,4 @@ def refusal(error: ValidationError, where: str) -> Refused:
     if first["type"].startswith("union_tag"):
         return Refused(f"{where}: {key} has an unknown type", f"take type = {' or '.join(map(repr, tags))}")
     message = first["msg"].replace("Input should", "it should").replace("Extra inputs are not permitted", "unknown key")
-    return Refused(f"{where}: {key} = {reprlib.repr(first['input'])}: {message}", "see docs/howto/tables.md")
+    return Refused(f"{where}: {key} = {first['input']!r:.80}: {message}", "see docs/howto/tables.md")
