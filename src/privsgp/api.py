@@ -324,9 +324,7 @@ def _loaded(
     """
     d, by_site = config.data, isinstance(given, Mapping)
     if by_site and sorted(given) != list(range(len(given))):
-        raise Refused(
-            f"the keys of data are {sorted(given)}, and not the numbers of the nodes", "number the nodes 0, 1, 2, …"
-        )
+        raise Refused(f"the keys of data, {sorted(given)}, are no nodes' numbers", "number the nodes 0, 1, 2, …")
     sites = [given[i] for i in range(len(given))] if by_site else [given]
     names = [config.site(i) for i in range(len(sites))] if by_site else ["data"]
     whose = _by_node(persons, config, len(sites)) if by_site else [persons]
@@ -370,9 +368,7 @@ def _one(
         return made
     for key in ("schema", "images", "text"):  # of files and frames: arrays are taken as they are
         if getattr(d, key) is not None:
-            raise Refused(
-                f"{where} is a {type(given).__name__}, and {key}=… is for files and data frames", f"leave {key} out"
-            )
+            raise Refused(f"{where} is a {type(given).__name__}, and {key}=… is for files or frames", f"drop {key}")
     if isinstance(given, data_room.Dataset):
         tests = () if given.x_test is None else (given.x_test, given.y_test)
         arrays, vocabulary, classes = (given.x, given.y, *tests), given.vocabulary, given.classes
@@ -402,10 +398,7 @@ def _by_node(persons: object, config: configs.Config, count: int) -> list[object
         sites = config.data.sites
         return [persons.get(node, ()) for node in (sites if sites and sites[0] in persons else range(count))]
     if not isinstance(persons, Sequence) or len(persons) != count:
-        raise Refused(
-            f"persons={type(persons).__name__} does not have one list for each of {count} nodes",
-            "give identifiers by node",
-        )
+        raise Refused(f"persons={type(persons).__name__} is no list for each of {count} nodes", "give one by node")
     return list(persons)
 
 

@@ -61,9 +61,7 @@ def _csv_rows(result: Result, x: Any, files: list[str] | None) -> list[list[Any]
         p, known = result.predict_proba(x), result.card.get("class_names")
         names: list[Any] = list(range(p.shape[1])) if known is None else list(map(visible, known))
         if len(names) != p.shape[1]:
-            raise Refused(
-                f"the model's file names {len(names)} classes and has {p.shape[1]}", "put a copy of the file back"
-            )
+            raise Refused(f"the model names {len(names)} classes and has {p.shape[1]}", "put a copy of its file back")
         head = [first, "class", *(f"p{c}" if isinstance(c, int) else f"p({c})" for c in names)]
         rows = zip(called, result.calibration.classes(p), p, strict=True)
         return [head, *([i, names[c], *(f"{v:.6g}" for v in row)] for i, c, row in rows)]

@@ -212,9 +212,7 @@ def _pairs(option: str, form: str, given: list[str] | None) -> list[tuple[str, s
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise Refused(
-            f"--add …={text}: this is no number of samples", "write --add CARD=J, with the number of the site's samples"
-        )
+        raise Refused(f"--add …={text} is no number", "write --add CARD=J, with the number of the site's samples")
     return int(text)
 
 

@@ -211,10 +211,7 @@ def _bases(mechanism: Mechanism, steps: int) -> list[tuple[Mechanism, int]]:
         Composed,
         Anchored,
     ):  # a subclass may be another release
-        raise Refused(
-            f"the accountant does not know the mechanism {type(mechanism).__name__}",
-            f"build it from {', '.join(kind.__name__ for kind in _KINDS)}",
-        )
+        raise Refused(f"the accountant does not know {type(mechanism).__name__}", "see accounting/mechanisms.py")
     match mechanism:
         case Shared():  # its σ is what is left of the noise, so a node's releases are those of the base
             return _bases(mechanism.base, steps)

@@ -128,10 +128,7 @@ def _check(mechanism: Mechanism, epsilon: float) -> None:
     if not 0 < epsilon < math.inf:
         raise Refused(f"epsilon = {epsilon} is no finite number above 0", "give a budget, for example 3.0")
     if isinstance(mechanism, Unprotected) or math.isinf(mechanism.clip):
-        raise Refused(
-            f"clip = {mechanism.clip}: without clipped gradients no noise gives a budget",
-            "take a finite clip and a private method",
-        )
+        raise Refused(f"clip = {mechanism.clip}: a budget needs clipped gradients", "take a finite clip")
 
 
 def gaussian_sigma(mechanism: Mechanism, steps: int, epsilon: float, delta: float, *, sides: int = 1) -> float:

@@ -251,9 +251,7 @@ class PersonLevel(Wrapper):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.summed_nodes > 1 and self.correlation < 1:
-            raise Refused(
-                f"correlation = {self.correlation}, and the messages are seen as a sum", "take correlation = 1"
-            )
+            raise Refused(f"correlation = {self.correlation}, and messages are seen as a sum", "take correlation = 1")
 
     @property
     def person(self) -> PersonLevel:

@@ -144,10 +144,7 @@ class Release(Mechanism):
         if self.batch > self.samples:
             raise Refused(f"batch = {self.batch:g} is more than samples = {self.samples}", "take 0 < batch <= samples")
         if self.sampling == "fixed" and self.batch != int(self.batch):
-            raise Refused(
-                f"batch = {self.batch:g} with fixed sampling is no whole number",
-                "take a whole number, or sampling = 'poisson'",
-            )
+            raise Refused(f"batch = {self.batch:g} with fixed sampling is no whole number", "take a whole number")
 
     def changed(self, **values: Any) -> Self:  # noqa: ANN401
         """Return the same mechanism with other values."""
@@ -247,9 +244,7 @@ def described(values: dict[str, Any]) -> Mechanism:
         for wrapper, values_of_it in zip(WRAPPERS, own, strict=True):
             made = wrapper.read(made, values_of_it) if values_of_it else made
     except TypeError as error:  # a key is missing, or not known
-        raise Refused(
-            f"{kind.__name__} has a missing or an unknown value: {error!s:.200}", "docs/proofs/saga.md lists its values"
-        ) from None
+        raise Refused(f"{kind.__name__} has wrong values: {error!s:.200}", "docs/proofs/saga.md lists them") from None
     return made
 
 

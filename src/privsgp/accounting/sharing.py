@@ -99,9 +99,7 @@ def _refuse_impossible(nodes: int, honest: int, ratio: float) -> None:
             f"take 2 to {nodes}, the site itself included, or privacy.noise = 'independent' to trust nobody",
         )
     if not 1 < ratio < math.inf:
-        raise Refused(
-            f"privacy.pair_ratio = {ratio:g} is not above 1: pairs would share no noise", "take a number above 1"
-        )
+        raise Refused(f"privacy.pair_ratio = {ratio:g} is not above 1: no noise is shared", "take a larger number")
 
 
 def _equal(variance: float, h: int, ratio: float) -> tuple[float, float]:

@@ -88,10 +88,7 @@ def register(algorithm: type[Algorithm]) -> type[Algorithm]:
     """
     name = getattr(algorithm, "name", "")
     if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm) and re.fullmatch(r"[a-z][\w-]*", name)):
-        raise Refused(
-            f"register({algorithm!r}): this is no subclass of Algorithm with a name",
-            "pass a class whose `name` is in small letters",
-        )
+        raise Refused(f"register({algorithm!r}): no subclass of Algorithm", "pass one whose `name` is in small letters")
     if _taken(name, algorithm):
         raise Refused(f"the name {name!r} belongs to an installed algorithm", "give your class another `name`")
     if not inspect.isgeneratorfunction(algorithm.step):

@@ -131,9 +131,7 @@ def _checked(found: Found, where: str, task: Task, form: Form) -> LoadedData:
         notes += cut
     count = None if found.classes is None else np.asarray(found.classes)
     if count is not None and (count.ndim or count.dtype.kind not in "iu" or count < 1):
-        raise Refused(
-            f"{where}: classes = {count} is no positive whole number", "store the number of classes as one number"
-        )
+        raise Refused(f"{where}: classes = {count} is no positive whole number", "store the number of classes")
     return LoadedData(dataset, None if count is None else int(count), notes)
 
 

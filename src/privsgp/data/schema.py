@@ -120,9 +120,7 @@ class Number(Scaled):
             raise Refused("a column of numbers has no range", "give range = [smallest, largest], or centre and scale")
         low, high = self.limits
         if self.bins is not None and not all(a < b for a, b in pairwise([low, *self.bins, high])):
-            raise Refused(
-                f"bins = {self.bins} do not rise, or leave the range", f"give rising edges between {low:g} and {high:g}"
-            )
+            raise Refused(f"bins = {self.bins} do not rise in the range", f"give rising edges from {low:g} to {high:g}")
         if self.missing is not None and not low <= self.missing <= high:
             raise Refused(f"missing = {self.missing:g} is outside the range", f"take a number from {low:g} to {high:g}")
         return self
@@ -138,9 +136,7 @@ class Category(Options):
     @model_validator(mode="after")
     def _missing_is_known(self) -> Self:
         if self.missing is not None and self.missing not in self.known:
-            raise Refused(
-                f"missing = {self.missing!r} is none of the column's values", f"take one of the values, or {OTHER!r}"
-            )
+            raise Refused(f"missing = {self.missing!r} is not one of the values", f"take one of them, or {OTHER!r}")
         return self
 
     @property
@@ -161,10 +157,7 @@ class YesNo(Options):
     def _values_differ(self) -> Self:
         both = {word.lower() for word in self.yes} & {word.lower() for word in self.no}
         if both or not self.yes or not self.no:
-            raise Refused(
-                f"yes = {self.yes}, no = {self.no}: one is empty, or a word is in both",
-                "give each word once, and at least one word for each",
-            )
+            raise Refused(f"yes = {self.yes}, no = {self.no}: one is empty, or they overlap", "give words for both")
         return self
 
 
@@ -191,10 +184,7 @@ class Target(Scaled):
             what = f"the target {self.column!r} has {'both' if numbers else 'neither'} classes and a scale"
             raise Refused(what, 'give classes = ["no", "yes"], or for numbers range = [smallest, largest]')
         if self.balance is not None and len(self.balance) != len(self.classes or ()):
-            raise Refused(
-                f"balance = {self.balance} does not have one share for each class",
-                "give one share for each of the classes",
-            )
+            raise Refused(f"balance = {self.balance} does not fit the classes", "give one share for each of them")
         return self
 
     @property
@@ -283,10 +273,7 @@ class Schema(Options):
         if not self.encoded:
             raise Refused("all of [columns] are ignored", "say what at least one of them is")
         if self.width > _MOST:
-            raise Refused(
-                f"the schema's columns become {self.width:,} features: more than {_MOST:,}",
-                "shorten lists of values, or ignore columns",
-            )
+            raise Refused(f"the columns become {self.width:,} features: above {_MOST:,}", "shorten lists of values")
         return self
 
     @classmethod

@@ -46,9 +46,7 @@ def targets(time: ArrayLike, event: ArrayLike, bins: Sequence[float]) -> NDArray
     """
     t, edges = np.asarray(time, np.float64), np.array([0.0, *bins])
     if len(edges) < 2 or not (np.isfinite(edges).all() and (np.diff(edges) > 0).all()):
-        raise Refused(
-            f"bins = {list(bins)} do not rise from 0", "give rising upper edges above 0, for example [30, 90, 180]"
-        )
+        raise Refused(f"bins = {list(bins)} do not rise from 0", "give rising upper edges, for example [30, 90, 180]")
     if not (np.isfinite(t) & (t >= 0)).all():
         raise Refused("a survival time is negative or not finite", "give the time since each person's start")
     share = np.clip((t[:, None] - edges[:-1]) / np.diff(edges), 0, 1)

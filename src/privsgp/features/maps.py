@@ -88,10 +88,7 @@ def make_encoder(
     else:
         given = {"scales": SCALES} | options
         if (scales := given.pop("scales")) not in (None, SCALES):
-            raise Refused(
-                f"features.scales = {scales}, and this version has {SCALES} octaves of wavelets",
-                "leave it out, and train again",
-            )
+            raise Refused(f"features.scales = {scales}, and this version has {SCALES} octaves", "train without it")
         values = {"name": name, "scales": scales} | dict.fromkeys(_KEYED)
         values |= {key: given.get(key) for key in ("like", "components", "power")}
         values |= {key: given[key] for key in ("mirror",) if key in given}

@@ -23,10 +23,7 @@ def described(given: Any, names: Sequence[str] | None = None) -> tuple[int, dict
     several = isinstance(given, list | tuple) and bool(given) and (hasattr(given[0], "adj") or np.ndim(given[0]) == 2)
     steps = [_step(one, names) for one in (given if several or getattr(given, "ndim", 2) == 3 else [given])]
     if len({nodes for nodes, _ in steps}) > 1:
-        raise Refused(
-            f"graph has steps with different numbers of nodes: {sorted({n for n, _ in steps})}",
-            "give all steps the same nodes",
-        )
+        raise Refused(f"graph has steps of {sorted({n for n, _ in steps})} nodes", "give all steps the same nodes")
     return steps[0][0], {"name": "given", "shares": [shares for _, shares in steps]}
 
 

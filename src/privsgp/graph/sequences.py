@@ -185,10 +185,7 @@ def make(name: str, nodes: int, *, seed: int = 0, degree: int = 1, shares: Steps
         return _Random(nodes, degree, seed)
     if name == "given":
         if not shares:
-            raise Refused(
-                "graph.name = 'given' needs graph.shares",
-                "write, for example, graph.shares = [[[0, 1, 0.5], [1, 0, 0.5]]]",
-            )
+            raise Refused("graph.name = 'given' needs graph.shares", "write, for example, [[[0, 1, 0.5], [1, 0, 0.5]]]")
         return _Cyclic(name, nodes, tuple(_given(nodes, step) for step in shares))
     if name not in _CYCLIC:
         raise Refused(f"graph.name = {name!r} is not known", f"use one of {', '.join(NAMES)}")

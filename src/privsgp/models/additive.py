@@ -65,10 +65,7 @@ def additive(schema: Schema | None, outputs: int, bins: int, pairs: Sequence[Seq
     if schema is None:
         raise Refused("model.name = 'additive' without a schema", "name the public schema of the columns: data.schema")
     if outputs > 2:
-        raise Refused(
-            f"model.name = 'additive' has one output, and the data need {outputs}",
-            "use it for two classes or one number",
-        )
+        raise Refused(f"an additive model has one output, and the data need {outputs}", "use two classes or one number")
     layer = _Inputs(_terms(schema, bins), _pairs(schema, pairs, bins))
     linear = nn.Linear(layer.count, outputs)
     nn.init.zeros_(linear.weight)
@@ -104,10 +101,7 @@ def shapes(
 def _terms(schema: Schema, bins: int) -> dict[str, _Term]:
     """Return the columns in the order of the inputs of an encoded row; a mark of missing values is one more."""
     if len(schema.encoded) * bins > _MOST:
-        raise Refused(
-            f"the schema has {len(schema.encoded):,} columns: too many for an additive model",
-            f"take at most {_MOST // bins:,}",
-        )
+        raise Refused(f"{len(schema.encoded):,} columns are too many", f"take at most {_MOST // bins:,}")
     found: dict[str, _Term] = {}
     at = 0
     for name, column in schema.encoded.items():
@@ -142,20 +136,11 @@ def _pairs(schema: Schema, pairs: Sequence[Sequence[str]], bins: int) -> list[tu
     terms, found = _terms(schema, bins), list[tuple[str, str]]()
     for first, second in pairs:
         if unknown := [name for name in (first, second) if name not in schema.encoded]:
-            raise Refused(
-                f"model.pairs names {unknown[0]!r}, which is no column of the schema",
-                f"the schema has {', '.join(schema.encoded)}",
-            )
+            raise Refused(f"model.pairs names {unknown[0]!r}, which is no column", f"take {', '.join(schema.encoded)}")
         if first == second or (first, second) in found or (second, first) in found:
-            raise Refused(
-                f"model.pairs has {[first, second]} twice, or one column twice",
-                "name two different columns, and each pair once",
-            )
+            raise Refused(f"model.pairs has {[first, second]} twice, or one column twice", "name each pair once")
         if (cells := len(terms[first].labels) * len(terms[second].labels)) > _CELLS:
-            raise Refused(
-                f"model.pairs: {[first, second]} has {cells:,} levels: too many",
-                f"take at most {_CELLS:,}: use fewer bins",
-            )
+            raise Refused(f"model.pairs: {[first, second]} has {cells:,} levels: too many", f"take at most {_CELLS:,}")
         found.append((first, second))
     return found
 

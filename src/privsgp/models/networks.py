@@ -102,10 +102,7 @@ def hazard(inputs: int, bins: int) -> nn.Module:
 def _widths(hidden: int | Sequence[int]) -> list[int]:
     widths = [hidden] if isinstance(hidden, int) else list(hidden)
     if not widths or min(widths) < 1:
-        raise Refused(
-            f"model.hidden = {hidden} has no layer, or a width below 1",
-            'use widths of at least 1, one per layer; no layer is "logistic"',
-        )
+        raise Refused(f"model.hidden = {hidden} is no list of widths", "use one width of at least 1 per layer")
     return widths
 
 

@@ -318,10 +318,7 @@ def spacing(sigma: float) -> float:
     is: every cell near the mean is reachable from every g, and the bits those attacks read are gone.
     """
     if not SIGMAS[0] <= sigma <= SIGMAS[1]:
-        raise Refused(
-            f"sigma = {sigma} is outside 2^-900 … 2^900: float64 has no room for its grid",
-            "take a usual clip and budget",
-        )
+        raise Refused(f"sigma = {sigma} is outside 2^-900 … 2^900: float64 has no room", "take a usual clip and budget")
     return 2.0 ** (round(math.log2(sigma)) - _GRID_BITS)
 
 

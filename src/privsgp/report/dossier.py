@@ -109,9 +109,7 @@ def write_dossier(source: Path, out: Path, audit: Path | None = None) -> list[st
         what = "has a seed: it protects nobody" if c.seed is not None else "adds no noise"
         raise Refused(f"{source} {what}", "write dossiers of private runs")
     if not math.isfinite(facts.worst.epsilon):
-        raise Refused(
-            f"{source} has no finite ε", "set privacy.epsilon: an officer can judge a bound, not a noise level"
-        )
+        raise Refused(f"{source} has no finite ε", "set privacy.epsilon: an officer can judge a bound, not a noise")
     if out.exists() and any(out.iterdir()):
         raise Refused(f"{out} is not empty", "name a new folder with {out}", out=None)
     attacked = None if audit is None else _audit(audit, c)

@@ -33,10 +33,7 @@ def sigma(
         raise Refused(f"epsilon = {epsilon} is no finite number above 0", "take a finite number above 0")
     _check(mechanism, steps, delta, c2, algorithm)
     if algorithm == "dp2-sgd" and epsilon > steps:
-        raise Refused(
-            f"epsilon = {up(epsilon)} over {steps} steps is more than 1 a step",
-            "take a smaller budget: the formula uses basic composition",
-        )
+        raise Refused(f"epsilon = {up(epsilon)} over {steps} steps is more than 1 a step", "take a smaller budget")
     return _PRODUCTS[algorithm](mechanism, steps, delta, c2) / epsilon
 
 

@@ -230,8 +230,8 @@ def batch_sizes(config: Config, samples: Sequence[int]) -> list[float]:
     batch, mean = config.algorithm.batch, sum(samples) / len(samples)
     if batch > mean:
         raise Refused(
-            f"algorithm.batch = {batch:g} is more than the {mean:g} samples per node on average",
-            f"take at most {int(mean)}, or fewer nodes",
+            f"algorithm.batch = {batch:g} is above {mean:g}, the mean of the samples",
+            f"take at most {int(mean)}",
         )
     sizes = [batch / mean * J for J in samples]
     return [float(max(1, round(b))) for b in sizes] if config.algorithm.sampling == "fixed" else sizes

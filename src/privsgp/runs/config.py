@@ -767,9 +767,7 @@ def _apply(values: dict[str, Any], change: str) -> None:
     key, equals, text = change.partition("=")
     *sections, last = key.strip().split(".")
     if not equals or not all((*sections, last)):
-        raise Refused(
-            f"--set {change} has no key or no value", "write --set KEY=VALUE, for example --set algorithm.batch=32"
-        )
+        raise Refused(f"--set {change} has no key or value", "write --set KEY=VALUE, as in --set algorithm.batch=32")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except ValueError:

@@ -71,7 +71,7 @@ def columns(config: Config) -> list[Column]:
         target, groups = _column(schema, schema.target.column, asked.bins), _column(schema, name, asked.bins)
         if isinstance(target, Numbers) or not isinstance(groups, Values) or target == groups:
             raise Refused(
-                f"the target cannot be counted by {name}", "take a category or yes/no column, and a target with classes"
+                f"no count of the target by {name}", "take a category or yes/no column, and classes as target"
             )
         if isinstance(target, Times):
             missing = () if schema.encoded[name].missing is None else ("missing",)
@@ -82,10 +82,7 @@ def columns(config: Config) -> list[Column]:
         made.append(Values(f"{target.name} by {name}", tuple(crossed)))
     if asked.moments is not None:
         if schema.times is not None:
-            raise Refused(
-                "--moments does not go with a survival target: times that were cut short have no mean",
-                "leave --moments out",
-            )
+            raise Refused("--moments does not go with a survival target: censored times have no mean", "leave it out")
         made.append(Moments((*schema.features, schema.target.column), asked.moments))
     return made
 
@@ -218,9 +215,7 @@ def values_of(schema: Schema, name: str) -> tuple[str, ...]:
     """Return the values of a column; refuse a column of numbers."""
     column = None if name not in schema.encoded else _column(schema, name, 2)
     if not isinstance(column, Values):
-        raise Refused(
-            f"evaluation.subgroups: {name!r} is no category and no yes/no column", "name such a column of the schema"
-        )
+        raise Refused(f"evaluation.subgroups: {name!r} is no category or yes/no column", "name one of the schema")
     return column.values
 
 

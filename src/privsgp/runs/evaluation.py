@@ -73,10 +73,7 @@ def on_files(run: Path, template: str, changes: Sequence[str], say: Say = print)
     config = started.with_section("data", path=str(Path(template).resolve()), test_path=None, sizes=None)
     config = configs.parse(config.model_dump(), changes, Path())
     if None not in (who := {config.data.person, started.data.person}) and len(who) > 1:
-        raise Refused(
-            f"data.person = {config.data.person!r}, and {run} counts persons by {started.data.person!r}",
-            "use the same column",
-        )
+        raise Refused(f"data.person = {config.data.person!r}, and {run} has {started.data.person!r}", "take the same")
     config, problem = pooled(config, unencoded(config, None, range(config.data.nodes)))
     refuse_trained(config, Folder(run).run or "", _records(problem), say)
     return _evaluated(run, config, problem, say)
@@ -209,10 +206,7 @@ def layout(config: Config, result: Result) -> Layout:
     times = None if schema is None else schema.times
     survives = card["loss"] == "survival" and times is not None
     if not survives and (card["loss"] not in ("cross-entropy", "binary", "mse") or card["target_shape"]):
-        raise Refused(
-            "private evaluation does not know this model: its outputs are no classes and no single number",
-            "evaluate it on public data",
-        )
+        raise Refused("the model's outputs are no classes and no single number", "evaluate it on public data")
     if card["loss"] == "mse":
         if schema is None or asked.subgroups:
             raise Refused(
@@ -223,23 +217,18 @@ def layout(config: Config, result: Result) -> Layout:
         clip = (high - low) / 4 if asked.residual is None else asked.residual
         if not 0 < clip <= high - low:
             raise Refused(
-                f"evaluation.residual = {clip:g} is outside the target's range",
-                f"take a number above 0, and at most {high - low:g}",
+                f"evaluation.residual = {clip:g} is out of the target's range",
+                f"take at most {high - low:g}",
             )
         return Residuals(clip, (low + high) / 2, (high - low) / 2)
     columns = [] if schema is None else [description.values_of(schema, name) for name in asked.subgroups]
     if len(columns) < len(asked.subgroups):
-        raise Refused(
-            f"evaluation.subgroups: {asked.subgroups[0]!r} is a column, and data.schema is missing", "name the schema"
-        )
+        raise Refused(f"evaluation.subgroups: {asked.subgroups[0]!r} needs data.schema", "name the schema")
     groups = Groups(tuple(asked.subgroups), tuple(columns)) if columns else NONE
     if survives and schema is not None and times is not None:
         at = times[len(times) // 2] if asked.time is None else asked.time
         if at not in times:
-            raise Refused(
-                f"evaluation.time = {at:g} is no edge of the schema's bins",
-                f"take an edge of the schema's bins: {times}",
-            )
+            raise Refused(f"evaluation.time = {at:g} is no edge of the schema's bins", f"take one of {times}")
         return Risks.of(asked.bins, times, at, groups, repeated=_may_repeat(schema))
     if card["classes"] != 2:
         return Confusion(card["classes"], groups)

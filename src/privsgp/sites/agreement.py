@@ -348,10 +348,7 @@ def propose(
     )
     _refuse(faults)
     if config.data.sizes is None:
-        raise Refused(
-            "run.toml has no data.sizes",
-            "write how many samples each site has, in the order of --site: they are public",
-        )
+        raise Refused("run.toml has no data.sizes", "write each site's public number of samples, in --site's order")
     # A step that was sent is never made again: no noise is needed for repeats.
     sizes, config = config.data.sizes, configs.parse(config.with_section("privacy", spare=0.0).shared())
     config = with_scale(config, sizes)  # θ and C are signed as numbers: no site, and no restart, settles on its own

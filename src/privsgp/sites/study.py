@@ -196,10 +196,7 @@ class Study(Options):
                 f"{self.name} has another card of {site.name} than this site's identity folder",
                 "send the proposer the card that `privsgp site card` writes now",
             )
-        raise Refused(
-            f"{site.name} ({site.card.fingerprint}) is not on the roster of {self.name}",
-            "see `privsgp agree show`: the proposer must put its card on the roster",
-        )
+        raise Refused(f"{site.name} ({site.card.fingerprint}) is not on the roster of {self.name}", "see `agree show`")
 
     def refuse_expired(self, now: dt.datetime | None = None) -> None:
         """Refuse to begin after the expiry."""
