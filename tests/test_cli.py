@@ -299,7 +299,7 @@ def test_each_error_of_the_system_has_its_own_advice(tmp_path, monkeypatch, numb
     error = OSError("odd") if number is None else OSError(number, os.strerror(number), "x")
     monkeypatch.setattr(cli_data, "configured", mock.Mock(side_effect=error))
     ran = runs.command("train", runs.small(tmp_path))
-    assert ran.code == 1
+    assert ran.code == 6
     assert remedy in ran.err
     assert "run the same command again" in ran.err
     assert ("disk is full" in ran.err) == (number in (errno.ENOSPC, errno.EDQUOT))
