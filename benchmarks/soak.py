@@ -46,7 +46,8 @@ class Sites:
         self.place, self.count, self.running = place, count, dict[int, subprocess.Popen[bytes]]()
         names = [f"site{i}" for i in range(count)]
         homes = [Site.create(place / name, name, address=f"127.0.0.1:{_free_port()}") for name in names]
-        digits, size = data.load("digits"), 1500 // count
+        digits = data.load("digits")
+        size = len(digits.y) // count
         for i, name in enumerate(names):
             rows = slice(i * size, (i + 1) * size)
             np.savez(place / f"{name}.npz", x=digits.x[rows], y=digits.y[rows], classes=10)
