@@ -92,9 +92,10 @@ class Sites:
         """Wait until the present process of a site has made a step; return how long that took."""
         began = time.monotonic()
         while (told := self.status(i))["pid"] != self.running[i].pid or told["step"] < step:
-            if self.running[i].poll() is not None or time.monotonic() - began > seconds:
-                log = (self.place / f"{self.names[i]}.log").read_text()[-3000:]
-                raise SystemExit(f"site {i} ended or stood:\n{log}")
+            ended = [j for j, one in self.running.items() if one.poll() is not None]
+            if ended or time.monotonic() - began > seconds:
+                log = (self.place / f"{self.names[(*ended, i)[0]]}.log").read_text()[-3000:]
+                raise SystemExit(f"sites {ended} ended, or site {i} stood:\n{log}")
             time.sleep(0.05)
         return time.monotonic() - began
 
