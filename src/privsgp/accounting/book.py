@@ -24,7 +24,6 @@ import sqlite3
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -44,7 +43,6 @@ _BY = "the budget book"
 _VERSION = 2
 _KINDS = 3  # hashes of a record; a sample that is no row of a table has one, three times
 _NAMES_NODE = re.compile(r"/\d+$")
-NOTHING: Mapping[str, int] = MappingProxyType({})
 _PATIENCE = 60.0  # seconds to wait for another process that writes to the book
 _TABLES = (
     "CREATE TABLE sets (id INTEGER PRIMARY KEY, digest TEXT UNIQUE NOT NULL, hashes BLOB NOT NULL)",
@@ -124,7 +122,7 @@ class Book:
 
     def enter(
         self, entries: Sequence[Entry], records: Sequence[Records | None], *, resumed: bool = False,
-        moved: bool = False, check: Callable[[], None] = lambda: None, counted: Mapping[str, int] = NOTHING,
+        moved: bool = False, check: Callable[[], None] = lambda: None, counted: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         """Enter the nodes of a run before their first release.
 

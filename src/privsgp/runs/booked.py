@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privsgp.accounting.book import NOTHING, Book, Entry, Records
+from privsgp.accounting.book import Book, Entry, Records
 from privsgp.accounting.policy import refuse_spending
 from privsgp.accounting.shown import up
 from privsgp.errors import Refused
@@ -125,7 +125,7 @@ def trained_in(run: str, nodes: Sequence[int]) -> list[Records]:
 def enter(
     made: Sequence[Entry], records: Sequence[Records | None], *, resumed: bool, moved: bool = False,
     policy: Policy | None = None, say: Callable[[str], None] = lambda line: _LOG.warning("%s", line),
-    counted: Mapping[str, int] = NOTHING,
+    counted: Mapping[str, int] | None = None,
 ) -> None:  # fmt: skip
     """Enter a run in the budget book, after naming what its records have spent in other runs.
 
