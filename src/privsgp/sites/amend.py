@@ -117,8 +117,8 @@ def close(study: Agreement, node: int, folder: Path | None) -> None:
     if ended_folder.run != ended.run or not ended_folder.ledger(i).exists():
         if agreed < ended.steps:
             raise Refused(
-                f"{ended_folder.path} does not hold this site's ledger of {ended.name}, of which {study.name} "
-                f"counts {agreed} releases",
+                f"{ended_folder.path} does not hold this site's ledger of {ended.name}, of which {study.name} counts {agreed} "
+                "releases",
                 f"name the run folder with --ended. If it is lost, ask for agree amend … --lost {ended.roster[i].name}",
             )
         return
@@ -143,14 +143,17 @@ def _charged(ended_folder: Folder, node: int, *, close: bool = False) -> int:
         return 0  # a run without noise
     if ended_folder.checkpoint.exists():
         since = checkpoint.verified(ended_folder.checkpoint, ended_folder.run or "").step + 1
-    marks = Book().marks(ended_folder.run or "").get(node, [])
+    book, run = Book(), ended_folder.run or ""
+    marks = book.marks(run).get(node, [])
     (segment,) = ledger.read(path, marks)
     since = min(since, segment.header.steps)
-    if close and not segment.closed:
-        with Ledger.open(path, segment.header, marks, since, commits=True) as opened:
-            opened.close()
-            return max(opened.charged, since)
-    return max(segment.charged, since)
+    if not close:
+        return max(segment.charged, since)
+    with Ledger.open(path, segment.header, marks, since, commits=True) as opened:
+        opened.close()
+        if marks:
+            book.remember(run, {node: opened.mark()})
+        return max(opened.charged, since)
 
 
 def _newest(ended: Agreement, node: int, ended_folder: Folder) -> int:
