@@ -95,7 +95,7 @@ class SyntheticEncoder(nn.Module):
         arrays = unpacked(load(packaged("privsgp_encoders", _FILE, _SHA256, _INSTALL)))
         mean, spread, directions, deviation = (arrays.pop(name) for name in MEASURED)
         if components > len(directions):
-            raise Refused(f"features.components = {components}", f"take at most {len(directions)}")
+            raise Refused(f"features.components = {components} are too many", f"take at most {len(directions)}")
         self.encoder = Encoder()
         self.encoder.load_state_dict(arrays, strict=False)  # BatchNorm's count of batches is not kept
         scale = (deviation[:components] + RIDGE * deviation[0]) ** -power
