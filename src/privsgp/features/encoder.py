@@ -88,7 +88,7 @@ def standardised(x: Tensor) -> Tensor:
 class SyntheticEncoder(nn.Module):
     """[B, C, H, W] or [B, H, W] → [B, components], rows of length √components."""
 
-    chunk = 32  # images at a time that keep a core busy
+    chunk = 16  # images at a time that keep a core busy and fit into its cache
 
     def __init__(self, components: int, power: float) -> None:
         super().__init__()
