@@ -189,7 +189,7 @@ def _agreed(view: RunView, signed: Signed) -> Markup:
         heard = ("none" if step is None else f"step {step:,}") + ("; left for good" if signed.has_left[i] else "")
         epsilon = study.epsilon[i]
         rows.append([
-            card.name, card.fingerprint, "right" if signed.signed[i] else "missing or wrong", f"{study.samples[i]:,}",
+            card.name, card.fingerprint, "valid" if signed.signed[i] else "missing or invalid", f"{study.samples[i]:,}",
             "–" if epsilon is None else up(epsilon), up(study.delta[i]), number(study.sigma[i]),
             "this site" if i == site.get("node") else heard,
         ])  # fmt: skip
