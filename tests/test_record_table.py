@@ -145,6 +145,7 @@ def test_rows_of_others_stay_and_the_same_row_is_replaced(experiment, tmp_path):
     assert "| even | 1 | 60.00 |  | 50.00 ± 1.00 |  |" in experiment.table(told)
     assert "| 60.00 |  | 50.00 ± 1.00 |  |" in experiment.short(told)
     assert "commit `abc` on a GPU" in experiment.table(told)
+    assert "Not run yet: mnist even at ε = 0.4; mnist Dirichlet, α = 0.5; " in experiment.table(told)
 
 
 @pytest.mark.parametrize("kind", ["local", "pairwise", "pooled", "none"])
