@@ -77,6 +77,12 @@ def test_what_the_page_says_of_the_table_is_in_it(experiment):
     sets = ("mnist", "cifar10", "cifar10-efficientnet")
     first, second, third = map(closed, sets)
     assert f"{first} of the gap between own noise and pooled data on MNIST, {second} on CIFAR-10, and {third}" in page
+    gaps = [
+        found["cifar10-synthetic", None, "pooled", e] - found["cifar10-synthetic", "even", "pairwise", e]
+        for e in (0.4, 1, 3)
+    ]
+    assert f"shared noise closes {closed('cifar10-synthetic')} of that gap, and" in page
+    assert f"stays {min(gaps):.2f} to {max(gaps):.2f} points below pooled data" in page
     most = {kind: [max(lost(data, kind)) for data in sets] for kind in ("pairwise", "local", "none")}
     assert max(lost("mnist", "pairwise")) <= 0
     assert "at most {1:.2f} points of CIFAR-10 and {2:.2f} there".format(*most["pairwise"]) in page
