@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from privsgp.data import tables
-from privsgp.data.dataset import Dataset, Task, from_arrays, pool, with_classes, with_tests
+from privsgp.data.dataset import Dataset, Targets, Task, from_arrays, pool, with_classes, with_tests
 from privsgp.data.files import Found, read_npz
 from privsgp.data.hashes import hashes
 from privsgp.data.images import ImageOptions, class_folders, persons_of_images, read_bare_images, read_images
 from privsgp.data.persons import Named, PersonOptions, grouped, in_forms, named
 from privsgp.data.published import PUBLISHED, data_folder
 from privsgp.data.same_records import in_common
-from privsgp.data.schema import MISSING
+from privsgp.data.schema import MISSING, Schema
 from privsgp.data.tables import is_table
 from privsgp.data.text import ENDINGS as TEXTS
 from privsgp.data.text import TextOptions, read_texts
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from privsgp.data.dataset import Targets
     from privsgp.data.hashes import Hashes
-    from privsgp.data.schema import Schema
 
     Say = Callable[[str], None]
 

@@ -22,15 +22,15 @@ from privsgp.errors import Refused
 from privsgp.files import flat
 from privsgp.gradients import Layout
 from privsgp.planner import public_rows, stand_in
-from privsgp.planner.choose import LENGTHS, best_batch, best_clip, planner
+from privsgp.planner.choose import LENGTHS, Choice, Planner, best_batch, best_clip, planner
 from privsgp.planner.noise import Method, Network
 from privsgp.planner.record import Plan, Source, enough
 from privsgp.planner.rehearsal import Rehearsal
-from privsgp.planner.stand_in import Samples
+from privsgp.planner.stand_in import Samples, Signal
 from privsgp.runs import budgets as protection
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
-from privsgp.runs.config import PLANNED
+from privsgp.runs.config import PLANNED, Config
 from privsgp.runs.refusals import AUTO, CLIP
 from privsgp.runs.resolve import make_graph
 
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.data.schema import Schema
-    from privsgp.planner.choose import Choice, Planner
-    from privsgp.planner.stand_in import Signal
-    from privsgp.runs.config import Config
     from privsgp.runs.problem import Problem
     from privsgp.transport.world import World
 

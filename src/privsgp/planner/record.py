@@ -16,8 +16,8 @@ from privsgp.accounting import statements
 from privsgp.accounting.shown import bound, guess, percent_up, small, span_up, up
 from privsgp.files import finite, in_units
 from privsgp.models import per_sample
-from privsgp.planner.choose import LENGTHS
-from privsgp.planner.stand_in import NONE
+from privsgp.planner.choose import LENGTHS, Choice, Planner
+from privsgp.planner.stand_in import NONE, Samples
 from privsgp.runs import benefit
 from privsgp.runs.problem import careless_delta
 from privsgp.runs.views import span
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
     from privsgp.data.schema import Schema
     from privsgp.graph import Graph
-    from privsgp.planner.choose import Choice, Planner
     from privsgp.planner.noise import Network
-    from privsgp.planner.stand_in import Samples
     from privsgp.planner.theorems import Budget
 
 

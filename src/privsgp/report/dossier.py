@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from privsgp import __version__
 from privsgp.accounting import policy as policies
-from privsgp.accounting.book import Book
+from privsgp.accounting.book import Book, DataSet
 from privsgp.accounting.shown import bound, percent_up, small, up
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
@@ -26,7 +26,7 @@ from privsgp.report import page
 from privsgp.runs import config as configs
 from privsgp.runs import evaluation, views
 from privsgp.runs.card import in_a_line
-from privsgp.runs.views import Site
+from privsgp.runs.views import RunView, Site
 from privsgp.sites import signed as signatures
 from privsgp.sites.continuing import phases, revoked_cards
 from privsgp.sites.study import Study
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from privsgp.accounting.book import DataSet
     from privsgp.runs.config import Config
-    from privsgp.runs.views import RunView
 
 REGISTRY, ANNEX = "registry.yaml", "assessment.md"
 OPEN = "OPEN:"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import accountant, calibration
 from privsgp.accounting.compound import PersonLevel, Shared
-from privsgp.accounting.mechanisms import Saga
-from privsgp.accounting.pairwise import trust_curve
+from privsgp.accounting.mechanisms import Mechanism, Saga
+from privsgp.accounting.pairwise import PairwiseCovariance, trust_curve
 from privsgp.accounting.sharing import solve
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.algorithms.update_rule import node_weights
@@ -20,8 +20,6 @@ from privsgp.runs import shared_noise
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.accounting.pairwise import PairwiseCovariance
     from privsgp.runs.config import Config
 
     Earlier = Callable[[int, Mechanism, int], Mechanism]

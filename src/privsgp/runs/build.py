@@ -21,7 +21,7 @@ from privsgp.randomness.noise import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs.budgets import calibrate_nodes, settings, spare
 from privsgp.runs.card import card
-from privsgp.runs.phases import continued
+from privsgp.runs.phases import Phase, continued
 from privsgp.runs.problem import Problem, layout
 from privsgp.seeds import public_seed
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from privsgp.graph import Graph
     from privsgp.runs.config import Config
-    from privsgp.runs.phases import Phase
     from privsgp.runs.resolve import Resolved
 
 

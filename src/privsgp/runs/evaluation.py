@@ -12,32 +12,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsgp.accounting.book import Book
+from privsgp.accounting.book import Book, Records
 from privsgp.accounting.shown import up
 from privsgp.accounting.statements import statements
-from privsgp.data.schema import Number
+from privsgp.data.schema import Number, Schema
 from privsgp.engine.folder import Folder
 from privsgp.engine.formats import Evaluated
 from privsgp.errors import Refused
 from privsgp.files import read_json, write_json
 from privsgp.runs import booked, description, sums
 from privsgp.runs import config as configs
-from privsgp.runs.problem import unencoded
+from privsgp.runs.problem import Problem, unencoded
 from privsgp.runs.resolve import pooled
 from privsgp.runs.result import EVALUATION as NAME
-from privsgp.runs.result import best_model, digest, load
+from privsgp.runs.result import Result, best_model, digest, load
 from privsgp.statistics.estimates import NONE, Confusion, Groups, Residuals, Scores
 from privsgp.statistics.survival import Risks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from privsgp.accounting.book import Records
     from privsgp.data.dataset import Dataset
-    from privsgp.data.schema import Schema
     from privsgp.runs.config import Config
-    from privsgp.runs.problem import Problem
-    from privsgp.runs.result import Result
     from privsgp.runs.sums import Array, Total
 
     Say = Callable[[str], None]

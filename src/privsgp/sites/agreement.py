@@ -18,7 +18,7 @@ import numpy as np
 from privsgp import __version__, devices, features
 from privsgp.accounting import accountant
 from privsgp.accounting.book import Total
-from privsgp.accounting.policy import refuse_spending, refused
+from privsgp.accounting.policy import Policy, refuse_spending, refused
 from privsgp.accounting.shown import up
 from privsgp.data.dataset import PersonRows
 from privsgp.devices import chosen_device
@@ -35,7 +35,7 @@ from privsgp.runs.result import read_model
 from privsgp.sites import continuing
 from privsgp.sites.canonical import digest
 from privsgp.sites.protocol.increments import increment_bytes
-from privsgp.sites.study import FORMAT, PROTOCOL, Study, text_of
+from privsgp.sites.study import FORMAT, PROTOCOL, Continues, Limits, Study, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -43,14 +43,12 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from privsgp.accounting.policy import Policy
     from privsgp.data import Dataset
     from privsgp.engine.spec import RunSpec
     from privsgp.graph import Graph
     from privsgp.runs.config import Config
     from privsgp.runs.phases import Phase
     from privsgp.sites.identity import Card
-    from privsgp.sites.study import Continues, Limits
 
     Fault = tuple[bool, str, str]  # whether it is there, what is wrong, and what to do
 

@@ -25,7 +25,7 @@ from privsgp.runs import config as configs
 from privsgp.runs.problem import first_model
 from privsgp.runs.train import save_model
 from privsgp.sites import signed
-from privsgp.sites.agreement import propose
+from privsgp.sites.agreement import Agreement, propose
 from privsgp.sites.protocol.pairs import delete
 from privsgp.sites.store import Store
 from privsgp.sites.study import Continues
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from privsgp.runs.config import Config
-    from privsgp.sites.agreement import Agreement
     from privsgp.sites.identity import Card, Site
 
 _PER_NODE = (("privacy", "epsilon"), ("privacy", "delta"), ("privacy", "sigma"), ("algorithm", "weights"))

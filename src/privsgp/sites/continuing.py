@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.runs import config as configs
 from privsgp.runs.phases import Phase
-from privsgp.sites.study import PROTOCOL
+from privsgp.sites.study import PROTOCOL, Continues, Study
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from privsgp.runs.config import Config
     from privsgp.sites.identity import Card
-    from privsgp.sites.study import Continues, Study
 
     Fault = tuple[bool, str, str]
 

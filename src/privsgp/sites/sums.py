@@ -15,7 +15,7 @@ from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.runs import booked, description, evaluation, sums
 from privsgp.runs.problem import side
-from privsgp.runs.result import digest, of_model
+from privsgp.runs.result import Result, digest, of_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Outcome
     from privsgp.runs.config import Config
-    from privsgp.runs.result import Result
     from privsgp.sites.agreement import Agreement
 
     Also = list[tuple[str, bool, list[Records]]]
