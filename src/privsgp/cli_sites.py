@@ -13,9 +13,9 @@ import typer
 
 from privsgp import later
 from privsgp.accounting.shown import up
-from privsgp.cli_data import Json, about, configured, there
+from privsgp.cli_data import Json, about, configured, show_sum, there
 from privsgp.errors import Interrupted, Refused
-from privsgp.report.terminal import LogFormat, bar, doing, err, out, show, show_log, show_run, show_table, tell
+from privsgp.report.terminal import LogFormat, bar, doing, out, show, show_log, show_run, tell
 
 if TYPE_CHECKING:
     from privsgp.data import Dataset
@@ -372,23 +372,10 @@ def join(
         _say(f"{stopped}; every step is kept: unless this site has left, the same command continues")
         raise typer.Exit(130) from None
     if "sum" in summary:
-        _show_sum(summary["sum"], as_json=as_json)
+        show_sum(summary["sum"], as_json=as_json)
         return
     page.leave(place, summary)
     tell(summary, _show_run, views.of(summary, place), as_json=as_json)
-
-
-def _show_sum(found: dict[str, Any], *, as_json: bool) -> None:
-    from privsgp.report import page
-    from privsgp.sites import sums
-
-    rows, statement = sums.shown(found)
-    if "columns" in found:
-        page.write(Path(found["folder"]), Path(found["folder"]) / page.NAME)
-    head = ("column", "what", "value, 95 % interval") if "columns" in found else ("metric", "group", "value")
-    tell(found, lambda: show_table("all sites together", head, rows, words=head[:1]), as_json=as_json)
-    for line in (*statement, f"written to {found['folder']}"):
-        err.print(line, soft_wrap=True)
 
 
 def _show_run(view: RunView) -> None:

@@ -274,7 +274,7 @@ def plan(config: Config, data_dir: Path | None = None, *, say: Say = lambda _wor
 
 def opened(config: Config) -> Config:
     """Return the configuration with its steps and step size open, besides those keys that are "auto"."""
-    return config.with_algorithm(**dict.fromkeys(("steps", "step_size", *config.algorithm.auto), "auto"))
+    return config.with_section("algorithm", **dict.fromkeys(("steps", "step_size", *config.algorithm.auto), "auto"))
 
 
 def written(config: Config, plan: Plan) -> dict[str, Any]:

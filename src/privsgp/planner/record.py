@@ -24,18 +24,16 @@ from privsgp.runs.views import span
 from privsgp.transport.rounding import width
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
     from privsgp.data.schema import Schema
     from privsgp.graph import Graph
     from privsgp.planner.noise import Network
-    from privsgp.planner.theorems import Budget
 
 
 VERSION = 1
-HEAVY = 0.9  # leaving a node out is worth a warning when the average's noise falls below this share
 WIRE, LATENCY, STEP = 8, 0.02, 0.02  # bytes of a number between sites; seconds one way, and of a step (measured)
 FEWER = ((8, 1), (4, 1), (4, 4))  # bits and local steps that a plan shows beside those of the run
 FEWEST = 0.5  # public rows to rehearse with, for each row of the sites, below which a plan says little
@@ -183,7 +181,6 @@ class Plan:
         n, last = self.network, LENGTHS[-1]
         return [
             *careless_delta(n.samples, [delta for _, delta in n.budgets], n.named),
-            *(heavy_nodes(self.sigmas, n.budgets, n.named) if n.weights is None else []),
             *no_better(self._with_signal),
             *self._few_rows(),
             *([f"K was cut at {last}: more steps would still help"] if self.chosen.steps >= last else []),
@@ -351,20 +348,3 @@ def messages_per_step(graph: Graph, steps: int) -> float:
     return (
         sum(len(graph.out_neighbours(k, i)) for k in range(period) for i in range(graph.nodes)) / period / graph.nodes
     )
-
-
-def heavy_nodes(
-    sigmas: Sequence[float], budgets: Sequence[Budget], named: Callable[[int], str] = "node {}".format
-) -> list[str]:
-    """A node whose noise drags all others: what leaving it out, or giving nodes weights ∝ 1/σ², would give."""
-    n, total = len(sigmas), math.fsum(s**2 for s in sigmas)
-    if n < 2 or not total:
-        return []
-    worst = max(range(n), key=lambda i: sigmas[i])
-    without = math.sqrt((total - sigmas[worst] ** 2) / total) * n / (n - 1)
-    if without >= HEAVY:
-        return []
-    weighted = n / math.sqrt(math.fsum(1 / s**2 for s in sigmas) * total) if min(sigmas) else 0.0
-    who, share = f"{named(worst)}, at ε = {up(budgets[worst][0])},", sigmas[worst] ** 2 / total
-    instead = f"without it the noise is {without:.2f} times as large, with algorithm.weights = 'noise' {weighted:.2f}"
-    return [f"{who} brings {share:.0%} of the average's noise: {instead} times"]

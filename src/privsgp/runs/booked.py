@@ -108,11 +108,6 @@ def with_others(
     return entries, known
 
 
-def held_out(run: str) -> str:
-    """Return the number under which the book has the records that a run holds out."""
-    return f"{run}/{HELD_OUT}"
-
-
 def trained_in(run: str, nodes: Sequence[int]) -> list[Records]:
     """Return the records that the book has of a run, for each of these nodes; of a node it does not know, of all."""
     sets = Book().sets_of({run})

@@ -57,10 +57,10 @@ def with_scale(config: Config, samples: Sequence[int], started: Config | None = 
     if started is not None:
         before, given = settings(started), getattr(a, "difference_clip", None)  # what is given is compared later
         clip = before.difference_clip if given is None else given
-        return config.with_algorithm(difference_scale=before.difference_scale, difference_clip=clip)
+        return config.with_section("algorithm", difference_scale=before.difference_scale, difference_clip=clip)
     if p.nominal or p.without_noise:
-        return config.with_algorithm(difference_scale=1.0)
-    config = config.with_algorithm(difference_clip=difference_clip(config))
+        return config.with_section("algorithm", difference_scale=1.0)
+    config = config.with_section("algorithm", difference_clip=difference_clip(config))
     bare = settings(config)
     nodes = range(len(samples))
     batches, deltas = batch_sizes(config, samples), per_node(p.delta, len(samples))
@@ -85,7 +85,7 @@ def with_scale(config: Config, samples: Sequence[int], started: Config | None = 
         i = max(nodes, key=lambda i: budgets[i])
         remaining = _remaining(config, samples, calibration.relative_noise(budgets, samples))
         found = calibration.largest(mechanisms[i], steps, *budgets[i], p.relation, remaining)
-    return config.with_algorithm(difference_scale=found)
+    return config.with_section("algorithm", difference_scale=found)
 
 
 def _remaining(config: Config, samples: Sequence[int], needed: Sequence[float]) -> float:

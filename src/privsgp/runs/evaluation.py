@@ -156,7 +156,7 @@ def refuse_other_side(config: Config, run: str, held: Mapping[int, Records]) -> 
         return
     _refuse_other_unit(config, run)
     book = Book()
-    known = book.sets_of({booked.held_out(run)})
+    known = book.sets_of({f"{run}/{booked.HELD_OUT}"})
     for node, own in held.items():
         if not any(np.array_equal(book.keyed(own.hashes), one) for one in known.get(node, [])):
             raise Refused(

@@ -104,9 +104,3 @@ def result(agreement: Agreement, spec: RunSpec, outcome: Outcome, place: Path, m
     if config.sum.kind == "description":
         return description.written(config, total, place)
     return evaluation.written(config, _model(config, model), model, total, place)
-
-
-def shown(found: dict[str, Any]) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """Return the rows and the statement of what a sum says."""
-    kind = description if "columns" in found else evaluation
-    return kind.rows_of(found), kind.statement(found)
