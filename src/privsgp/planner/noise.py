@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.pairwise import PairwiseCovariance
     from privsgp.algorithms.update_rule import Weights
-    from privsgp.planner.theorems import Budget
+
+
+Budget = tuple[float, float]  # (ε_i, δ_i)
 
 
 @dataclass(frozen=True)

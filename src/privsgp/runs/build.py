@@ -19,9 +19,8 @@ from privsgp.gradients.rounding import kappa, least_difference_clip
 from privsgp.randomness import REGISTERED
 from privsgp.randomness.noise import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
-from privsgp.runs.budgets import calibrate_nodes, settings, spare
+from privsgp.runs.budgets import Phase, calibrate_nodes, continued, settings, spare
 from privsgp.runs.card import card
-from privsgp.runs.phases import Phase, continued
 from privsgp.runs.problem import Problem, layout
 from privsgp.seeds import public_seed
 

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from privsgp.data import Dataset
     from privsgp.engine.spec import RunSpec
     from privsgp.graph import Graph
+    from privsgp.runs.budgets import Phase
     from privsgp.runs.config import Config
-    from privsgp.runs.phases import Phase
     from privsgp.sites.identity import Card
 
     Fault = tuple[bool, str, str]  # whether it is there, what is wrong, and what to do

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from privsgp.runs import config as configs
-from privsgp.runs.phases import Phase
+from privsgp.runs.budgets import Phase
 from privsgp.sites.study import PROTOCOL, Continues, Study
 
 if TYPE_CHECKING:
