@@ -194,7 +194,7 @@ def train(
         "classes": classes, "test": "public" if test_is_public else None, "vocabulary": vocabulary,
         "schema": schema, "images": images, "text": text, "rows_per_person": rows_per_person,
         "person": persons if persons is None or isinstance(persons, str) else "persons",
-    } | _partition(partition)  # fmt: skip
+    } | ({"partition": partition} if isinstance(partition, str | None) else dict(partition))  # fmt: skip
     kind = _kind_of(loss, correct, task)
     given, config = _configured(data, sections, kind, own)
     targets: data_room.Task = task or (models.task(kind) if kind else "classification")
@@ -247,10 +247,6 @@ def train(
     if not world.rank:
         page.leave(result.folder, result.summary)
     return result
-
-
-def _partition(given: str | Keys | None) -> dict[str, Any]:
-    return {"partition": given} if given is None or isinstance(given, str) else dict(given)
 
 
 def _each(*watchers: Callable[[int, dict[str, Any] | None], object] | None) -> Watcher:

@@ -310,10 +310,7 @@ def _continued(agreement: Agreement) -> str:
     from privsgp.sites import continuing
 
     lines = [f"run {agreement.continues.study.run}"] if agreement.continues is not None else []
-    for node, card in enumerate(agreement.roster):
-        for one in continuing.phases(agreement, node):
-            honest = f", if {one.honest} of its {len(one.samples)} sites were honest" if one.shared else ""
-            lines.append(f"{card.name}: {one.releases} releases count{honest}")
+    lines += continuing.counted(agreement)
     lines += [f"revoked: {card.name} {card.fingerprint}" for card in continuing.revoked_cards(agreement)]
     return "\n".join(lines)
 

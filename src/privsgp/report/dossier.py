@@ -28,7 +28,7 @@ from privsgp.runs import evaluation, views
 from privsgp.runs.card import in_a_line
 from privsgp.runs.views import RunView, Site
 from privsgp.sites import signed as signatures
-from privsgp.sites.continuing import phases, revoked_cards
+from privsgp.sites.continuing import counted, revoked_cards
 from privsgp.sites.study import Study
 
 if TYPE_CHECKING:
@@ -74,17 +74,6 @@ class _Facts:
         return found
 
     @property
-    def before(self) -> list[str]:
-        """The releases of ended runs that count too, a line each."""
-        names = [] if self.study is None else [card.name for card in self.study.roster]
-        found = [(name, one) for i, name in enumerate(names) if self.study for one in phases(self.study, i)]
-        return [
-            f"{name}: {one.releases} releases of an earlier run count too"
-            + (f", if {one.honest} of its {len(one.samples)} sites were honest" if one.shared else "")
-            for name, one in found
-        ]
-
-    @property
     def unit(self) -> str:
         """What ε protects."""
         d = self.config.data
@@ -119,6 +108,7 @@ def write_dossier(place: Path, out: Path, audit: Path | None = None) -> list[str
         "percent_up": percent_up, "policy": policies.read(policies.default_home() / "policy.toml"), "open": OPEN,
         "rows_of": evaluation.rows_of, "statement": evaluation.statement,
         "revoked": [] if facts.study is None else revoked_cards(facts.study),
+        "before": [] if facts.study is None else counted(facts.study),
     }  # fmt: skip
     annex = _TEXTS.get_template(ANNEX).render(values)
     out.mkdir(parents=True, exist_ok=True)

@@ -262,7 +262,7 @@ def written(config: Config, result: Result, model: Path, total: Total, folder: P
     found = total.facts | {
         "model": digest(model), "held_out": total.samples, "added": why_added(config),
         "trained": _trained(result, config),
-        "metrics": [e.to_json() for e in made.estimates(total.cells, total.count, sigma)],
+        "metrics": [e._asdict() for e in made.estimates(total.cells, total.count, sigma)],
         "curves": made.curves(total.cells, total.count, sigma) if isinstance(made, Scores | Risks) else {},
     }  # fmt: skip
     if isinstance(made, Scores):  # what `calibrate` needs: post-processing of the released counts

@@ -43,6 +43,16 @@ def phases(study: Study, node: int, revoked: frozenset[str] = frozenset()) -> li
     return [*phases(ended, i, revoked), own]
 
 
+def counted(study: Study) -> list[str]:
+    """Say, of each site, what it released in the runs that a study continues, and on which trust that rests."""
+    return [
+        f"{card.name}: {one.releases} releases of an earlier run count too"
+        + (f", if {one.honest} of its {len(one.samples)} sites were honest" if one.shared else "")
+        for node, card in enumerate(study.roster)
+        for one in phases(study, node)
+    ]
+
+
 def budget(study: Study, node: int) -> str:
     """Return the number of the budget that a node spends in a run, and spent in the runs that it continues."""
     c = study.continues

@@ -72,7 +72,7 @@ class Moments:
             "constant": float(mean[-1] - weights @ mean[:-1]),
             "path": [{"lambda": one.penalty, "weights": one.weights.tolist(), "r2": one.r2} for one in fitted.path],
         }  # fmt: skip
-        return {"estimates": [one.to_json() for one in found], PATH: model}
+        return {"estimates": [one._asdict() for one in found], PATH: model}
 
     def _moments(self, cells: Array, persons: int) -> tuple[Array, Array]:
         p = len(self.names)
