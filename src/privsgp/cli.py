@@ -18,21 +18,8 @@ from privsgp.cli_data import Changes, DataDir, Json, about, note, one_of
 from privsgp.errors import Diverged, Refused, Stopped, mending
 from privsgp.files import finite
 from privsgp.options import Options
-from privsgp.report.terminal import (
-    bar,
-    doing,
-    err,
-    show_audit,
-    show_budget,
-    show_end,
-    show_log,
-    show_plan,
-    show_run,
-    show_statements,
-    show_table,
-    stage,
-    tell,
-)
+from privsgp.report import terminal
+from privsgp.report.terminal import bar, doing, err, tell
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -77,15 +64,15 @@ def main() -> None:
     try:
         command_line()()
     except Refused as refused:
-        show_end(refused.what, f"  → {refused.remedy}")
+        terminal.show_end(refused.what, f"  → {refused.remedy}")
         sys.exit(2)
     except Diverged as diverged:
-        show_end(str(diverged))
+        terminal.show_end(str(diverged))
         sys.exit(1)
     except OSError as error:
         resume = ", with --resume if the run has begun" if sys.argv[1:2] == ["train"] else ""
         again = f"No file is half-written: run the same command again{resume}"
-        show_end(str(error), f"  → {mending(error, 'find out why the system refused it')}. {again}")
+        terminal.show_end(str(error), f"  → {mending(error, 'find out why the system refused it')}. {again}")
         sys.exit(1)
 
 
@@ -147,14 +134,14 @@ def train(
     if plan is not None:
         err.print(f"planned: {planning.described(plan)}", soft_wrap=True)
     note(*problems.notes(settings, problem, world))
-    show_log()
+    terminal.show_log()
     with bar(settings.algorithm.steps) as watch:
         result = training.run(
             settings, problem, place, resume=resume, moved=moved, watch=watch, plan=plan, world=world,
         )  # fmt: skip
     if not world.rank:
         page.leave(result.folder, result.summary)
-        tell(result.summary, show_run, result.view, as_json=as_json)
+        tell(result.summary, terminal.show_run, result.view, as_json=as_json)
 
 
 @app.command(**about("plan"))
@@ -177,7 +164,7 @@ def plan(
 
         write_values(config, planning.written(settings, made))
         err.print(f"written to {config}", soft_wrap=True)
-    tell(made.as_json(), show_plan, made, as_json=as_json)
+    tell(made.as_json(), terminal.show_plan, made, as_json=as_json)
 
 
 @app.command(**about("audit"))
@@ -198,11 +185,11 @@ def audit(
     from privsgp.audit.audit import audit as attack
 
     try:
-        report = attack(settings, data_dir, canaries, seed, confidence, observations, stage)
+        report = attack(settings, data_dir, canaries, seed, confidence, observations, terminal.stage)
     except KeyboardInterrupt:
         err.print("audit stopped: the same command starts it again", soft_wrap=True)
         raise typer.Exit(130) from None
-    tell(report.to_json(), show_audit, report, as_json=as_json)
+    tell(report.to_json(), terminal.show_audit, report, as_json=as_json)
     if report.alarm:
         raise typer.Exit(3)
 
@@ -223,7 +210,7 @@ def ledger(
     else:
         from privsgp.sites import signed
 
-        show_statements(found)
+        terminal.show_statements(found)
         if (agreed := signed.read(place)) is not None:
             err.print(agreed.text, soft_wrap=True)
     if above := [s.name for s in found if s.above]:
@@ -246,7 +233,7 @@ def budget(as_json: Json = False) -> None:
             for one in found
         ]))  # fmt: skip
     else:
-        show_budget(found, None if policy is None else policy.epsilon_total)
+        terminal.show_budget(found, None if policy is None else policy.epsilon_total)
 
 
 @app.command(**about("report"))
@@ -306,8 +293,9 @@ def options(
     for name in tables if section is None else [section]:
         for kind, title in tables[name].items():
             fields = [(key, f) for key, f in kind.model_fields.items() if key not in kinds or name]
-            if fields:
-                show_table(title, head, [(key, _default(f), f.description or "") for key, f in fields], words=head)
+            rows = [(key, _default(f), f.description or "") for key, f in fields]
+            if rows:
+                terminal.show_table(title, head, rows, words=head)
 
 
 def _default(field: FieldInfo) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _FRESH = 5.0  # seconds: an older status.json is of a process that no longer runs
 _ENDED = ("finished", "left")
 _JSON = "application/json"
+_STOPPED = [("Not running.", "Run privsgp join with the same options: it continues, and charges nothing twice.")]
 
 
 def rows(agreement: Agreement, node: int, told: dict[str, Any]) -> list[tuple[str, str]]:
@@ -67,8 +68,8 @@ def pages(agreement: Agreement, site: Site, place: Path, query: str = "") -> Map
     def page() -> Answer:
         told = read()
         found = TEMPLATES.get_template("site.html").render(
-            name=agreement.name, style=style(), rows=rows(agreement, node, told), told=told, query=query,
-            stopped=stopped(told),
+            name=agreement.name, style=style(), rows=rows(agreement, node, told), query=query, kind="status of a site",
+            what=f"{told['own']['name']}, run {told['run'][:8]}", alerts=_STOPPED if stopped(told) else [],
         )  # fmt: skip
         return Answer(found, "text/html; charset=utf-8")
 

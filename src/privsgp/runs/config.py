@@ -17,16 +17,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
-    ValidationError,
-    WithJsonSchema,
-    create_model,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, WithJsonSchema, create_model, model_validator
 
 from privsgp.accounting.mechanisms import Accountant, nominal
 from privsgp.algorithms import ALGORITHMS, PushSum
@@ -54,6 +45,8 @@ from privsgp.runs.refusals import AUTO, CLIP, GONE, close, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from pydantic import ModelWrapValidatorHandler
 
     Rules = Iterator[tuple[object, str, str]]  # whether keys exclude each other, the keys, what to do
 
