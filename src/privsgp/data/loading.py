@@ -158,14 +158,9 @@ def read_arrays(path: Path, form: Form, *, labelled: bool = True, own: bool = Fa
         remedy = 'name it: [data.text] column = "text", from Python text={"column": "text"}'
         raise Refused(f"{path} has no column of texts", remedy)
     arrays: Any = read_npz(path, ("x", "y") if labelled else ("x",))
-    if form.persons is None or not labelled:
+    if (persons := form.persons if labelled else None) is None:
         return Found(**arrays)
-    return Found(**arrays, named=_named(path, form.persons))
-
-
-def _named(path: Path, persons: PersonOptions) -> Named:
-    """Read whose rows an .npz file has, when they are from and what they weigh."""
-    return named(read_npz(path, persons.columns, persons.columns), persons, MISSING, str(path))
+    return Found(**arrays, named=named(read_npz(path, persons.columns, persons.columns), persons, MISSING, str(path)))
 
 
 def _read_images(path: Path, form: Form, *, labelled: bool) -> Found:
