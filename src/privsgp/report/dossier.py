@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from privsgp import __version__
 from privsgp.accounting import policy as policies
 from privsgp.accounting.book import Book, DataSet
@@ -25,7 +23,7 @@ from privsgp.files import loaded, read_bytes, write
 from privsgp.report import page
 from privsgp.runs import config as configs
 from privsgp.runs import evaluation, views
-from privsgp.runs.card import in_a_line
+from privsgp.runs.card import TEXTS
 from privsgp.runs.views import RunView, Site
 from privsgp.sites import signed as signatures
 from privsgp.sites.continuing import counted, revoked_cards
@@ -40,11 +38,8 @@ if TYPE_CHECKING:
 REGISTRY, ANNEX = "registry.yaml", "assessment.md"
 OPEN = "OPEN:"
 _LONGEST = 2**24
-_TEXTS = Environment(  # Markdown, and YAML with the strings of json.dumps: `finalize` escapes every value
-    loader=PackageLoader("privsgp.report"), autoescape=False, undefined=StrictUndefined, trim_blocks=True,  # noqa: S701
-    lstrip_blocks=True, keep_trailing_newline=True, finalize=lambda value: in_a_line(str(value)),
-)  # fmt: skip
-_TEXTS.filters |= {
+_TEXTS = TEXTS.overlay()
+_TEXTS.filters = TEXTS.filters | {
     "bound": bound, "small": small, "zip": zip, "number": lambda value: f"{Decimal(up(value)):f}",
     "text": lambda value: json.dumps(str(value), ensure_ascii=False),
 }  # fmt: skip
