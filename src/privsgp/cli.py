@@ -8,21 +8,17 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 import typer.core
 
 from privsgp import __version__, cli_account, cli_data, cli_models, cli_sites, later, plugins
-from privsgp.cli_data import Changes, DataDir, Json, about, note, one_of
+from privsgp.cli_data import Changes, DataDir, Json, about, note
 from privsgp.errors import Diverged, Refused, Stopped, mending
 from privsgp.files import finite
-from privsgp.options import Options
 from privsgp.report import terminal
 from privsgp.report.terminal import bar, doing, err, tell
-
-if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
 
 
 class _Commands(typer.core.TyperGroup):
@@ -268,38 +264,3 @@ def dossier(
     err.print(f"written to {folder}: {len(questions)} questions are open", soft_wrap=True)
     for question in questions:
         err.print(f"open: {question}", soft_wrap=True)
-
-
-@app.command(**about("options"))
-def options(
-    section: Annotated[str | None, typer.Argument(help="A section of run.toml; default: all of them.")] = None,
-) -> None:
-    """Show every key of run.toml: its default and its meaning."""
-    with later.package("torch"):
-        from privsgp.runs.config import SECTIONS, Config
-        from privsgp.runs.sections import Images, Text
-
-    kinds = {name: type(f.default) for name, f in Config.model_fields.items() if isinstance(f.default, Options)}
-    tables: dict[str, dict[type[Options], str]] = {"": {Config: "at the top"}}
-    tables |= {name: {kind: f"[{name}]"} for name, kind in kinds.items()}
-    tables["data"] |= {Images: "[data] with images = { … }", Text: "[data] with text = { … }"}
-    for name, part in SECTIONS.items():
-        for one in part.components:
-            title = tables[name].get(part.options(one), f"[{name}] with {part.key} =")
-            tables[name][part.options(one)] = f'{title} "{one}"'
-    if section is not None:
-        one_of("section", section, list(kinds))
-    head = ("key", "default", "meaning")
-    for name in tables if section is None else [section]:
-        for kind, title in tables[name].items():
-            fields = [(key, f) for key, f in kind.model_fields.items() if key not in kinds or name]
-            rows = [(key, _default(f), f.description or "") for key, f in fields]
-            if rows:
-                terminal.show_table(title, head, rows, words=head)
-
-
-def _default(field: FieldInfo) -> str:
-    """Write a default as TOML has it; nothing where a key may be left out."""
-    if field.is_required():
-        return "needed"
-    return "" if field.default is None else json.dumps(field.default)

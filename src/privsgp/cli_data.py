@@ -66,7 +66,6 @@ _COMMANDS = {
         "describe": "privsgp describe run.toml --epsilon 0.5",
         "init": "privsgp init --public public.csv --target outcome --sites aachen,basel,cork",
         "plan": "privsgp plan run.toml",
-        "options": "privsgp options algorithm",
         "data schema": "privsgp data schema public.csv --target outcome > schema.toml",
         "data check": "privsgp data check schema.toml aachen.csv",
     },
