@@ -299,7 +299,7 @@ def _purpose(agreement: Agreement, shape: str) -> dict[str, str]:
         mixing = f"then {agreement.rounds - steps} rounds of mixing"
         return {
             "learns": f"{agreement.config.model.name}, d = {agreement.weights:,}, {shape}",
-            "by": f"{agreement.algorithm}, K = {steps}, {mixing}",
+            "by": f"{agreement.config.algorithm.name}, K = {steps}, {mixing}",
         }
     what = f"model {asked.model}, run {asked.run}" if asked.columns == [] else f"columns {', '.join(asked.columns)}"
     return {"releases": f"a noised {asked.kind}, {agreement.weights:,} numbers, once", "of": what}
@@ -323,7 +323,7 @@ def _unit(agreement: Agreement) -> str:
 
 def _not_private(agreement: Agreement) -> list[str]:
     """Say why a run protects nobody, if it does not."""
-    noise = [] if agreement.config.private else [f"{agreement.algorithm} adds no noise"]
+    noise = [] if agreement.config.private else [f"{agreement.config.algorithm.name} adds no noise"]
     return noise + (["it has a seed: a simulation that anyone can repeat"] if agreement.config.seed is not None else [])
 
 

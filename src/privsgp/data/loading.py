@@ -138,10 +138,10 @@ def by_person(dataset: Dataset, found: Named | None, options: PersonOptions) -> 
     if found is None:
         remedy = "leave data.person out, or bring a file that says it"
         raise Refused(f"{dataset.name} does not say whose its rows are", remedy)
-    most, made = options.rows_per_person, grouped(dataset, found, options)
-    cut = f"{dataset.name}: {made.cut:,} persons have more than {most} rows, and {most} of each are used"
-    forms = f"{dataset.name}: {in_forms(made.forms)}"
-    return made.dataset, [line for line, count in ((cut, made.cut), (forms, made.forms)) if count]
+    most, (made, cut_of, in_several) = options.rows_per_person, grouped(dataset, found, options)
+    cut = f"{dataset.name}: {cut_of:,} persons have more than {most} rows, and {most} of each are used"
+    forms = f"{dataset.name}: {in_forms(in_several)}"
+    return made, [line for line, count in ((cut, cut_of), (forms, in_several)) if count]
 
 
 def read_arrays(path: Path, form: Form, *, labelled: bool = True, own: bool = False) -> Found:

@@ -230,15 +230,10 @@ def with_choices(
         what = f"{config.auto[0]} = 'auto' in {world.size} processes"
         raise Refused(what, "let privsgp write the numbers first: privsgp plan run.toml --write")
     if resume and Folder(folder).config.exists():
-        return _as_started(config, Folder(folder).config), None
+        old = flat(configs.started(Folder(folder).config).model_dump())  # the numbers that the run began with
+        return config.with_planned({key: old[key] for key in config.auto}), None
     plan = make(config, problem, data_dir, say=say)
     return apply(config, plan), plan.as_json()
-
-
-def _as_started(config: Config, started: Path) -> Config:
-    """Return the configuration with the numbers that a run began with."""
-    old = flat(configs.started(started).model_dump())
-    return config.with_planned({key: old[key] for key in config.auto})
 
 
 def apply(config: Config, plan: Plan) -> Config:

@@ -237,6 +237,8 @@ class Plan:
             known = (f"{sites}: {bound(epsilon)}" for sites, epsilon in self.by_sites)
             trust.append(("ε of a person by its number of sites", ", ".join(known)))
         weights = "equal" if n.weights is None else f"{span([n.nodes * p for p in n.weights])} times 1/n"
+        way, bits = f"{1000 * LATENCY:g}", 8 * self.messages * WIRE * self.planner.rehearsal.layout.dim
+        is_slow = bits / (self.link * 1e6) > 2 * LATENCY  # the bytes of a step take longer than its way there and back
         return [
             ("algorithm", c.method.algorithm),
             ("steps K*", str(c.steps)),
@@ -250,18 +252,9 @@ class Plan:
             ("clip", self.clip_text),
             (f"planned {self.loss_name}", self.range_text),
             ("rehearsed on", self.source.text),
-            ("sent by a site", self._sent_text),
-            *([("fewer bytes", self._fewer_text)] if self._is_slow else []),
+            ("sent by a site", f"{_traffic(self.between_sites)} with `join`, at {self.link:g} Mbit/s and {way} ms"),
+            *([("fewer bytes", self._fewer_text)] if is_slow else []),
         ]
-
-    @property
-    def _sent_text(self) -> str:
-        return f"{_traffic(self.between_sites)} with `join`, at {self.link:g} Mbit/s and {1000 * LATENCY:g} ms"
-
-    @property
-    def _is_slow(self) -> bool:
-        """Whether the bytes of a step take longer than its way there and back."""
-        return self.messages * WIRE * self.planner.rehearsal.layout.dim / (self.link * 1e6 / 8) > 2 * LATENCY
 
     @property
     def _fewer_text(self) -> str:

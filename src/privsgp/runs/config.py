@@ -117,11 +117,6 @@ class Data(PersonOptions, Options):
         """How many tokens there are, where inputs are some: as given, or those of texts."""
         return self.vocabulary if self.text is None else self.text.size
 
-    @property
-    def own_records(self) -> bool:
-        """Whether each node brings its own records, and none is moved by how many there are elsewhere."""
-        return self.path is not None or self.name == SITES
-
     @model_validator(mode="before")
     @classmethod
     def _as_many_as_sites(cls, values: Any) -> Any:  # noqa: ANN401 - whatever was given

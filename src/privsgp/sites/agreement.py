@@ -114,7 +114,7 @@ class Agreement(Study):
         yield limits.fewest > n, f"fewest = {limits.fewest} with {n} sites", "take at most their number"
         what = f"staleness = {limits.staleness} with a graph that uses a link every {period} steps"
         yield limits.staleness < period, what, f"take at least {period}"
-        what = f"max_update = {limits.max_update} with {self.algorithm}, whose steps have any length"
+        what = f"max_update = {limits.max_update} with {self.config.algorithm.name}, whose steps have any length"
         remedy = "leave --max-update out, or take an algorithm that clips gradients"
         yield limits.max_update is not None and self.step_norm is None, what, remedy
         for link in sorted(self.links):
@@ -170,11 +170,6 @@ class Agreement(Study):
     def is_sum(self) -> bool:
         """Whether the run is one noised sum, for which each site needs the messages of all."""
         return self.config.sum.kind is not None
-
-    @property
-    def algorithm(self) -> str:
-        """The algorithm's name."""
-        return self.config.algorithm.name
 
     @property
     def honest(self) -> int | None:
@@ -239,8 +234,8 @@ class Agreement(Study):
             )  # fmt: skip
         if policy.weights is not None and self.weights > policy.weights:
             raise refused(f"weights = {policy.weights:,}, and the agreement's model has {self.weights:,}")
-        if policy.algorithms is not None and self.algorithm not in policy.algorithms:
-            raise refused(f"algorithms = {policy.algorithms}, and the agreement's is {self.algorithm!r}")
+        if policy.algorithms is not None and (name := self.config.algorithm.name) not in policy.algorithms:
+            raise refused(f"algorithms = {policy.algorithms}, and the agreement's is {name!r}")
         if policy.fewest is not None and self.limits.fewest < policy.fewest:
             raise refused(f"fewest = {policy.fewest}, and the agreement continues with {self.limits.fewest} sites")
         honest = [one.honest for one in continuing.phases(self, node) if one.shared is not None]

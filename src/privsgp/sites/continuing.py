@@ -102,7 +102,12 @@ def _roster_faults(study: Study, c: Continues) -> Iterator[Fault]:
         other = i is not None and card.identity != c.study.roster[i].identity
         unrevoked = other and c.study.roster[i or 0].identity not in c.revoked
         yield unrevoked, f"{card.name} has another key than in the run that it continues", "revoke the key before it"
-    used = [card for card in revoked_cards(study) for now in study.trusted if _shares_key(card, now)]
+    used = [
+        card
+        for card in revoked_cards(study)
+        for now in study.trusted
+        if any(getattr(card, key) == getattr(now, key) for key in ("identity", "exchange", "authority"))
+    ]
     names = ", ".join(card.name for card in used)
     yield bool(used), f"a revoked key of {names} is used again", "make a new one: `privsgp site init` in a new folder"
 
@@ -115,10 +120,6 @@ def revoked_cards(study: Study) -> list[Card]:
         study = study.continues.study
         found += [card for card in study.roster if card.identity in revoked]
     return found
-
-
-def _shares_key(one: Card, other: Card) -> bool:
-    return one.identity == other.identity or one.exchange == other.exchange or one.authority == other.authority
 
 
 def _same(config: Config, study: Study) -> dict[str, Any]:

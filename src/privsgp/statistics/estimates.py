@@ -145,9 +145,14 @@ class Scores:
 
     def estimates(self, cells: Array, persons: int, sigma: float) -> list[Estimate]:
         """Return all metrics of all groups; `sigma` is the noise of each cell."""
-        metrics = {"auc": _auc, "accuracy": self._accuracy, "sensitivity": self._sensitivity,
-                   "specificity": self._specificity, "calibration_in_the_large": self._in_the_large,
-                   "brier": self._brier}  # fmt: skip
+        metrics: dict[str, Metric] = {
+            "auc": _auc,
+            "accuracy": self._accuracy,
+            "sensitivity": lambda h: h[1, :-1][self._said].sum() / h[1, :-1].sum(),
+            "specificity": lambda h: h[0, :-1][~self._said].sum() / h[0, :-1].sum(),
+            "calibration_in_the_large": self._in_the_large,
+            "brier": self._brier,
+        }
         return [
             self._estimate(name, group, chosen, metric, cells, persons, sigma)
             for group, chosen in self.groups.chosen()
@@ -217,12 +222,6 @@ class Scores:
 
     def _accuracy(self, h: Tensor) -> Tensor:
         return (h[1, :-1][self._said].sum() + h[0, :-1][~self._said].sum()) / h[:, :-1].sum()
-
-    def _sensitivity(self, h: Tensor) -> Tensor:
-        return h[1, :-1][self._said].sum() / h[1, :-1].sum()
-
-    def _specificity(self, h: Tensor) -> Tensor:
-        return h[0, :-1][~self._said].sum() / h[0, :-1].sum()
 
     def _expected(self, h: Tensor) -> Tensor:
         """Return the sum of the probabilities of each label: the bins' left ends, and the places within the bins."""
