@@ -56,7 +56,7 @@ def stopped(told: dict[str, Any]) -> bool:
 
 
 def pages(agreement: Agreement, site: Site, place: Path, query: str = "") -> Mapping[str, Callable[[], Answer]]:
-    """Return the pages of `privsgp status --serve`: for people, as JSON, for Prometheus, and for probes.
+    """Return the pages of `privsgp status --serve`: for people, as JSON, and for probes.
 
     /healthz has status 503 if no process takes part, /readyz also while a link or the site's certificate fails.
     """
@@ -81,22 +81,8 @@ def pages(agreement: Agreement, site: Site, place: Path, query: str = "") -> Map
 
     return {
         "/": page, "/status.json": lambda: Answer(json.dumps(read()), _JSON),
-        "/metrics": lambda: Answer(metrics(read()), "text/plain; version=0.0.4"),
         "/healthz": lambda: probe(ready=False), "/readyz": lambda: probe(ready=True),
     }  # fmt: skip
-
-
-def metrics(told: dict[str, Any]) -> str:
-    """Return the numbers of `status --json` as Prometheus reads them; ε and δ are rounded up."""
-    own, labels = told["own"], '{{source="{source}",target="{target}"}}'
-    rows = [("", "", told | own | (told["budget_book"] or {}) | {"paused": own["phase"] == "paused"})]
-    rows += [("peer_", f'{{site="{name}"}}', one) for name, one in told["sites"].items()]
-    rows += [("link_", labels.format(**one), one | {"failing": one["error"] is not None}) for one in told["links"]]
-    rows += [("refused", f'{{kind="{kind}"}}', {"": count}) for kind, count in told["refused"].items()]
-    return "".join(
-        f"privsgp_site_{group}{key}{of} {up(value) if key.startswith(('epsilon', 'delta')) else value + 0}\n"
-        for group, of, values in rows for key, value in values.items() if isinstance(value, int | float)
-    )  # fmt: skip
 
 
 def _presence(one: dict[str, Any]) -> str:
