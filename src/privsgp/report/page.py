@@ -15,7 +15,7 @@ from privsgp.errors import Refused
 from privsgp.files import write as write_whole
 from privsgp.planner import planning
 from privsgp.runs import description, evaluation, views
-from privsgp.runs.charts import DIAGONAL, bars, figure, figures, forest, number, percent, table
+from privsgp.runs.charts import DIAGONAL, figure, figures, forest, intervals, number, percent, table
 from privsgp.runs.result import load
 from privsgp.sites import signed as signatures
 from privsgp.statistics.moments import PATH
@@ -116,7 +116,7 @@ def _pictures(name: str, one: dict[str, Any]) -> list[Markup]:
         return [figure("Ridge regression", {"R² of new persons": path}, "log₁₀ λ")]
     shares = [*one.get("shares", ()), *([one["missing"] | {"group": "missing"}] if one.get("missing") else [])]
     drawn = [(each["group"], each["value"], each["low"], each["high"]) for each in shares if each["value"] is not None]
-    return [bars(f"Shares: {name}", drawn)] if drawn else []
+    return [intervals(f"Shares: {name}", drawn, "share", percent)] if drawn else []
 
 
 def _held_out(folder: Path) -> list[tuple[Markup, list[str], list[Markup]]]:
