@@ -132,6 +132,13 @@ def from_arrays(
     return with_classes(dataset, classes) if classes_known and task == "classification" else dataset
 
 
+def nobody(shape: Sequence[int], target: Sequence[int], classes: int | None, vocabulary: int | None = None) -> Dataset:
+    """Return a record of nobody: zeros, of the first class."""
+    x = np.zeros((1, *shape), np.float32 if vocabulary is None else np.int64)
+    y = np.zeros((1, *target), np.float32 if classes is None else np.int64)
+    return Dataset("nobody", x, y, None, None, classes, vocabulary=vocabulary)
+
+
 def with_tests(dataset: Dataset, x_test: Inputs, y_test: Targets) -> Dataset:
     """Return the data set with other test samples; refuse those that are not like the samples it learns from."""
     _refuse_shapes(dataset.name, "x", dataset.x, "x_test", x_test)

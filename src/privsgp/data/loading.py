@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from privsgp.data import tables
-from privsgp.data.dataset import Dataset, Targets, Task, from_arrays, pool, with_classes, with_tests
+from privsgp.data.dataset import Dataset, Task, from_arrays, nobody, pool, with_classes, with_tests
 from privsgp.data.files import Found, read_npz
 from privsgp.data.hashes import hashes
 from privsgp.data.images import ImageOptions, class_folders, persons_of_images, read_bare_images, read_images
@@ -182,10 +182,8 @@ def _needed(schema: Schema | None, where: str) -> Schema:
 
 
 def like(schema: Schema) -> Dataset:
-    """Return a record of nobody, with the shape that a schema gives: zeros, of the first class."""
-    shape = (1,) if schema.times is None else (1, len(schema.times))
-    y: Targets = np.zeros(shape, np.float32) if schema.classes is None else np.zeros(1, np.int64)
-    return Dataset("schema", np.zeros((1, schema.width), np.float32), y, None, None, schema.classes)
+    """Return a record of nobody, with the shape that a schema gives."""
+    return nobody((schema.width,), () if schema.times is None else (len(schema.times),), schema.classes)
 
 
 def with_test(dataset: Dataset, path: Path | None, form: Form) -> Dataset:

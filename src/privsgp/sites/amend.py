@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from safetensors.torch import load_file
 
-from privsgp import models
 from privsgp.accounting import ledger
 from privsgp.accounting.book import Book
 from privsgp.accounting.ledger import Ledger
-from privsgp.data.dataset import Dataset
+from privsgp.data.dataset import nobody
 from privsgp.engine import checkpoint
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
@@ -90,9 +88,10 @@ def amend(ended: Agreement, site: Site, folder: Path, changes: Changes, output: 
     relay = {card.identity: changes.replaced.get(card.name) for card in ended.roster if card.name in revoked}
     carrier = ended.relay and relay.get(ended.relay.identity, ended.relay)
     limits = ended.limits.model_copy(update={"fewest": min(ended.limits.fewest, len(cards))})
+    blank = nobody(ended.sample.shape, ended.sample.target, ended.sample.classes, config.data.tokens)
     made = propose(
-        config, cards, _nobody(ended, config), name=output.stem, limits=limits, days=days, relay=carrier,
-        continues=continues, start=None if start is None else model,
+        config, cards, blank, name=output.stem, limits=limits, days=days, relay=carrier, continues=continues,
+        start=None if start is None else model,
     )  # fmt: skip
     made.write(output)
     return made
@@ -178,11 +177,3 @@ def _config(ended: Agreement, kept: Sequence[int], changes: Changes, cards: Sequ
             values[section][key] = [given[i] for i in kept]
     values["algorithm"]["steps"] = (ended.steps - known) // every * every or ended.steps
     return configs.parse(values, list(changes.settings))
-
-
-def _nobody(ended: Agreement, config: Config) -> Dataset:
-    """Return a sample of nobody, with the agreed shape."""
-    sample, labelled = ended.sample, models.task(config.model.loss) == "classification"
-    x = np.zeros((1, *sample.shape), np.float32 if config.data.tokens is None else np.int64)
-    y = np.zeros((1, *sample.target), np.int64 if labelled else np.float32)
-    return Dataset("nobody", x, y, None, None, sample.classes, vocabulary=config.data.tokens)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsgp.data.dataset import Dataset
+from privsgp.data.dataset import Dataset, nobody
 from privsgp.data.hashes import hashes_of
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
@@ -44,8 +44,7 @@ def like(config: Config, run: Path | None, sizes: Sequence[int], epsilon: float)
         model = evaluation.agreed_model(run)
         made = evaluation.study(config, sizes, of_model(model), model, Folder(run).run)
         length = evaluation.layout(made, of_model(model)).length
-    blank = Dataset("nobody", np.zeros((1, length), np.float32), np.zeros(1, np.float32), None, None, None)
-    return made, blank
+    return made, nobody((length,), (), None)
 
 
 def counted(
