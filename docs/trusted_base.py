@@ -82,7 +82,7 @@ TRUSTED: dict[str, dict[str, str]] = {
         "randomness/noise.py": "Draws secret noise from ChaCha20, and never the same numbers twice.",
         "randomness/normals.py": "Turns words into normals, and rounds to the cell that float64 gives.",
         "runs/booked.py": "Registers a run in the budget book before its first release.",
-        "runs/budgets.py": "Calibrates each node's noise for its J, b and (ε, δ). Refuses too little shared noise.",
+        "runs/budgets.py": "Calibrates each node's noise for its own J, b and (ε, δ).",
         "runs/build.py": "Hands the counted mechanisms to the engine.",
         "runs/config.py": "Refuses a configuration that means two things.",
         "runs/problem.py": "Loads each node's own records, and takes the model from public facts.",
@@ -99,6 +99,7 @@ TRUSTED: dict[str, dict[str, str]] = {
         "accounting/mixture.py": "Bounds both hockey sticks of a person whom several sites with shared noise draw.",
         "accounting/pairwise.py": "Computes each node's effective noise against the worst coalition of the others.",
         "randomness/pairwise.py": "Adds a pair's noise with opposite signs, and each node's own noise.",
+        "runs/shared_noise.py": "Refuses shared noise that is worth less to a node than it needs.",
         "randomness/snapshot.py": "Notices that a machine was put back to a snapshot of its memory.",
     },
     PERSONS: {

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import accountant, calibration
-from privsgp.accounting.compound import Continued, PersonLevel, Shared
+from privsgp.accounting.compound import PersonLevel, Shared
 from privsgp.accounting.mechanisms import Mechanism, Saga
 from privsgp.accounting.pairwise import PairwiseCovariance, trust_curve
-from privsgp.accounting.sharing import solve
 from privsgp.algorithms import ALGORITHMS, Settings
-from privsgp.algorithms.update_rule import node_weights
 from privsgp.engine.spec import NodeBudgets
 from privsgp.errors import Refused
+from privsgp.runs import shared_noise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,9 +23,6 @@ if TYPE_CHECKING:
     Earlier = Callable[[int, Mechanism, int], Mechanism]
 
 
-_ASK = "nothing was signed: ask the proposer how it came about"
-_SIMILAR = 0.01  # by which shared noise that two sites computed may differ: a minimum is searched for
-_SAME = 1e-6  # between two correlations of equal sites
 _ROOM = 1 + 2.0**-17  # for what the sampler of shared noise costs where other nodes add less than a node expects
 
 
@@ -94,13 +88,7 @@ def with_scale(config: Config, samples: Sequence[int], started: Config | None = 
 
 def _remaining(config: Config, samples: Sequence[int], needed: Sequence[float]) -> float:
     """Return what sharing leaves of the noise in the average: 1 where it is not shared."""
-    return _solved(config, samples, needed).remaining(needed) if config.pairwise else 1.0
-
-
-def _solved(config: Config, samples: Sequence[int], needed: Sequence[float]) -> PairwiseCovariance:
-    """Return pairwise noise that is worth, before the worst coalition, the σ_i that each node needs."""
-    weights = node_weights(config.algorithm.weights, samples, needed, shared=True)
-    return solve(needed, config.honest, config.pair_ratio, weights)
+    return shared_noise.solved(config, samples, needed).remaining(needed) if config.pairwise else 1.0
 
 
 def difference_clip(config: Config) -> float | None:
@@ -121,6 +109,11 @@ def spare(config: Config) -> int:
     return math.ceil(config.privacy.spare * config.algorithm.steps)
 
 
+def alone(_node: int, mechanism: Mechanism, _honest: int) -> Mechanism:
+    """Return the mechanism of a node that has released nothing in an earlier run."""
+    return mechanism
+
+
 def calibrate_nodes(
     config: Config,
     samples: Sequence[int],
@@ -128,7 +121,7 @@ def calibrate_nodes(
     releases: Sequence[int] = (),
     coordinates: int = 0,
     agreed: dict[str, Any] | None = None,
-    earlier: Earlier = lambda _node, mechanism, _honest: mechanism,
+    earlier: Earlier = alone,
 ) -> NodeBudgets:
     """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
 
@@ -153,7 +146,7 @@ def calibrate_nodes(
     if config.pairwise:
         mechanisms = [Shared(m, config.honest, n - 1) for m in mechanisms]
 
-    shown = _correlation(config, samples) if config.pairwise else 1.0
+    shown = shared_noise.correlation(config, samples) if config.pairwise else 1.0
     mechanisms = [by_person(config, earlier(i, m, n), samples, shown) for i, m in enumerate(mechanisms)]
     if allowance is not None:
         known = [] if agreed is None else agreed["sigma"]
@@ -165,7 +158,7 @@ def calibrate_nodes(
     covariance, curve = None, None
     if config.pairwise:
         noise = None if agreed is None else agreed["shared_noise"]
-        covariance = share_noise(config, samples, [m.sigma for m in mechanisms], noise)
+        covariance = shared_noise.share_noise(config, samples, [m.sigma for m in mechanisms], noise)
         least, effective = min(covariance.own_sigma), covariance.effective(config.honest)
         bases = [m.changed(coordinates=coordinates, sigma=sigma) for m, sigma in zip(bare, effective, strict=True)]
         shared = [Shared(m, config.honest, n - 1, least) for m in bases]
@@ -199,42 +192,6 @@ def _searched(
     sigmas = [calibrated(i) for i in range(len(mechanisms))]
     # Of a sum each node is counted as if all added as much noise as it does.
     return [max(sigmas)] * len(sigmas) if config.trust == "secure aggregation" else sigmas
-
-
-def share_noise(
-    config: Config, samples: Sequence[int], needed: Sequence[float], agreed: dict[str, Any] | None = None
-) -> PairwiseCovariance:
-    """Return pairwise noise that is worth, before the worst coalition, the σ_i that each node needs.
-
-    Machines may round differently, and all sites must have the same numbers: those that they sign, `agreed`.
-
-    Guarantee: whatever was agreed, it is worth to each node what it needs, by this process's own count.
-    """
-    found = _solved(config, samples, needed)
-    if agreed is None:
-        return found
-    shared = dataclasses.replace(found, own=tuple(agreed["own"]), pair=agreed["pair"])
-    for one, other in zip((*shared.own, shared.pair), (*found.own, found.pair), strict=True):
-        if not abs(one - other) <= _SIMILAR * other:  # more than is needed would spoil the model
-            what = f"the agreement has shared noise of variance {one:g} where {other:g} comes out here"
-            raise Refused(what, _ASK)
-    for i, (effective, least) in enumerate(zip(shared.effective(config.honest), needed, strict=True)):
-        if not effective >= least * (1 - 2.0**-20):
-            what = f"the noise that the agreement has is worth σ = {effective:g} to node {i}, which needs {least:g}"
-            raise Refused(what, _ASK)
-    return shared
-
-
-def _correlation(config: Config, samples: Sequence[int]) -> float:
-    """Return what messages will show of each other if one ε holds for all nodes: they need σ_i in proportion to 1/J_i.
-
-    It is a search's start. Once noise is known, `PairwiseCovariance.correlation` is counted.
-    """
-    p, needed = config.privacy, [1 / J for J in samples]
-    if config.data.rows_per_person is None or isinstance(p.epsilon, list) or isinstance(p.delta, list):
-        return 1.0
-    found = _solved(config, samples, needed).correlation(config.honest, needed)
-    return min(1.0, found * (1 + (_SAME if len(set(samples)) == 1 else _SIMILAR)))
 
 
 def by_person(config: Config, mechanism: Mechanism, samples: Sequence[int], shown: float = 1.0) -> Mechanism:
@@ -281,45 +238,3 @@ def batch_sizes(config: Config, samples: Sequence[int]) -> list[float]:
 def per_node(value: Any, n: int) -> list[Any]:  # noqa: ANN401 - one value of any kind, or a list of them
     """Return one value for each node."""
     return list(value) if isinstance(value, list) else [value] * n
-
-
-@dataclass(frozen=True)
-class Phase:
-    """The releases of one node in a run that has ended, as all sites agreed on that run.
-
-    `shared` is its pairwise noise, if any: each node's own variances, and that of a pair. `honest` is how many of its
-    nodes are taken to be honest, this one included: 1 where another site may know the node's pair secrets.
-    """
-
-    config: Config
-    samples: Sequence[int]
-    sigma: Sequence[float]
-    shared: tuple[Sequence[float], float] | None
-    node: int
-    releases: int
-    honest: int
-
-    def mechanism(self, slack: float, coordinates: int, honest: int) -> Mechanism:
-        """Return what was released, if at most `honest` nodes were honest.
-
-        Guarantee: as `PairwiseCovariance.effective`, for every set of so many honest nodes of that run.
-        """
-        c, i = self.config, self.node
-        made = ALGORITHMS[c.algorithm.name].mechanism(
-            settings(c), sigma=self.sigma[i], batch=batch_sizes(c, self.samples)[i], samples=self.samples[i],
-            kappa=slack,
-        ).changed(coordinates=coordinates)  # fmt: skip
-        if self.shared is None:
-            return made
-        weights = node_weights(c.algorithm.weights, self.samples, self.sigma, shared=True)
-        own, pair = self.shared
-        noise = PairwiseCovariance(tuple(own), pair, None if weights is None else tuple(weights))
-        h = min(self.honest, honest)
-        return Shared(made.with_sigma(noise.effective(h)[i]), h, noise.nodes - 1, min(noise.own_sigma))
-
-
-def continued(mechanism: Mechanism, phases: Sequence[Phase], honest: int) -> Mechanism:
-    """Return a node's mechanism counted together with all that the node released before."""
-    slack, coordinates = mechanism.kappa, mechanism.coordinates
-    earlier = tuple((one.mechanism(slack, coordinates, honest), one.releases) for one in phases if one.releases)
-    return Continued(mechanism, earlier) if earlier else mechanism

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from privsgp.data import Dataset
     from privsgp.engine.spec import RunSpec
     from privsgp.graph import Graph
-    from privsgp.runs.budgets import Phase
+    from privsgp.runs.budgets import Earlier
     from privsgp.runs.config import Config
     from privsgp.sites.identity import Card
 
@@ -217,7 +217,7 @@ class Agreement(Study):
         if self.continues is not None and self.continues.starts_from_model:
             _load(problem.model, start)
         resolved = resolve(config, problem.encoded(chosen_device(device)))
-        spec = build_run(resolved, agreed=self.values, phases=_phases(self, config))
+        spec = build_run(resolved, agreed=self.values, earlier=continuing.earlier(self, config))
         self._refuse_other(spec, problem.encoder)
         self._refuse_other_budget(spec, node)
         return spec
@@ -305,10 +305,6 @@ def _refuse(faults: Iterable[Fault], where: str = "") -> None:
             raise Refused(where + what, remedy)
 
 
-def _phases(study: Study, config: Config) -> list[list[Phase]]:
-    return [continuing.phases(study, node) for node in range(len(study.roster))] if config.private else []
-
-
 def _load(model: nn.Module, start: Path | None) -> None:
     """Put the agreed first weights into a model."""
     if start is None or not start.exists():
@@ -362,7 +358,7 @@ def propose(
         values["continues"] = continues.model_dump(by_alias=True, exclude_unset=True)
     study = Study.of(values, name)
     _refuse(continuing.faults(study, config))
-    return Agreement.of(values | _noise(config, dataset, _phases(study, config)), name)
+    return Agreement.of(values | _noise(config, dataset, continuing.earlier(study, config)), name)
 
 
 def refuse_counted(config: Config, file: Path, dataset: Dataset) -> None:
@@ -385,7 +381,7 @@ def _budgets(config: Config) -> dict[str, list[Any]]:
     return {"epsilon": list(epsilon), "delta": list(per_node(config.privacy.delta, n))}
 
 
-def _noise(config: Config, like: Dataset, phases: Sequence[Sequence[Phase]]) -> dict[str, Any]:
+def _noise(config: Config, like: Dataset, earlier: Earlier) -> dict[str, Any]:
     """Return every node's noise, calibrated from public numbers alone: the samples here are made up."""
     J, most = (config.data.sizes or [1])[0], config.data.rows_per_person
     persons = None if most is None else PersonRows(np.arange(2 * J, dtype=np.uint64).reshape(J, 2), most)
@@ -395,7 +391,7 @@ def _noise(config: Config, like: Dataset, phases: Sequence[Sequence[Phase]]) -> 
     )  # fmt: skip
     config = config.with_section("engine", device="cpu")
     problem = assembled(config, blank, [np.arange(J)], range(1), config.data.sizes or ())
-    p = build_run(resolve(config, problem.encoded(chosen_device("cpu"))), phases=phases).protection
+    p = build_run(resolve(config, problem.encoded(chosen_device("cpu"))), earlier=earlier).protection
     shared = None if p.covariance is None else {"own": list(p.covariance.own), "pair": p.covariance.pair}
     return {"sigma": [m.sigma for m in p.mechanisms], "shared_noise": shared}
 

@@ -6,15 +6,22 @@ what every node has released before.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from privsgp.accounting.compound import Continued, Shared
+from privsgp.accounting.pairwise import PairwiseCovariance
+from privsgp.algorithms import ALGORITHMS
+from privsgp.algorithms.update_rule import node_weights
 from privsgp.runs import config as configs
-from privsgp.runs.budgets import Phase
+from privsgp.runs.budgets import batch_sizes, settings
 from privsgp.sites.study import PROTOCOL, Continues, Study
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.runs.budgets import Earlier
     from privsgp.runs.config import Config
     from privsgp.sites.identity import Card
 
@@ -22,6 +29,53 @@ if TYPE_CHECKING:
 
 _ASK = "ask for a study that `privsgp agree amend` wrote"
 _MAY_CHANGE = {"nodes", "sizes", "sites", "partition"}  # of [data]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The releases of one node in a run that has ended, as all sites agreed on that run.
+
+    `shared` is its pairwise noise, if any: each node's own variances, and that of a pair. `honest` is how many of its
+    nodes are taken to be honest, this one included: 1 where another site may know the node's pair secrets.
+    """
+
+    config: Config
+    samples: Sequence[int]
+    sigma: Sequence[float]
+    shared: tuple[Sequence[float], float] | None
+    node: int
+    releases: int
+    honest: int
+
+    def mechanism(self, slack: float, coordinates: int, honest: int) -> Mechanism:
+        """Return what was released, if at most `honest` nodes were honest.
+
+        Guarantee: as `PairwiseCovariance.effective`, for every set of so many honest nodes of that run.
+        """
+        c, i = self.config, self.node
+        made = ALGORITHMS[c.algorithm.name].mechanism(
+            settings(c), sigma=self.sigma[i], batch=batch_sizes(c, self.samples)[i], samples=self.samples[i],
+            kappa=slack,
+        ).changed(coordinates=coordinates)  # fmt: skip
+        if self.shared is None:
+            return made
+        weights = node_weights(c.algorithm.weights, self.samples, self.sigma, shared=True)
+        own, pair = self.shared
+        noise = PairwiseCovariance(tuple(own), pair, None if weights is None else tuple(weights))
+        h = min(self.honest, honest)
+        return Shared(made.with_sigma(noise.effective(h)[i]), h, noise.nodes - 1, min(noise.own_sigma))
+
+
+def earlier(study: Study, config: Config) -> Earlier:
+    """Return what counts a node's mechanism together with all that the node released in the runs before."""
+    each = [phases(study, node) if config.private else [] for node in range(len(study.roster))]
+
+    def counted_with(node: int, mechanism: Mechanism, honest: int) -> Mechanism:
+        slack, coordinates = mechanism.kappa, mechanism.coordinates
+        known = [(one.mechanism(slack, coordinates, honest), one.releases) for one in each[node] if one.releases]
+        return Continued(mechanism, tuple(known)) if known else mechanism
+
+    return counted_with
 
 
 def phases(study: Study, node: int, revoked: frozenset[str] = frozenset()) -> list[Phase]:
