@@ -123,12 +123,12 @@ def _held_out(folder: Path) -> list[tuple[Markup, list[str], list[Markup]]]:
     """Return of each private evaluation its metrics, what it spent, and its curves."""
     head = ["metric", "group", "value, 95 % interval"]
     found = evaluation.of_folder(folder)
-    said = [evaluation.statement(one) for one in found]
+    statements = [evaluation.statement(one) for one in found]
     if found:
-        said[-1] += evaluation.together(found)
+        statements[-1] += evaluation.together(found)
     return [
         (table(head, [list(row) for row in evaluation.rows_of(one)]), lines, _curves(one["curves"]))
-        for one, lines in zip(found, said, strict=True)
+        for one, lines in zip(found, statements, strict=True)
     ]
 
 

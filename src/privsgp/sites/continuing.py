@@ -97,7 +97,7 @@ def phases(study: Study, node: int, revoked: frozenset[str] = frozenset()) -> li
     return [*phases(ended, i, revoked), own]
 
 
-def counted(study: Study) -> list[str]:
+def counted_lines(study: Study) -> list[str]:
     """Say, of each site, what it released in the runs that a study continues, and on which trust that rests."""
     return [
         f"{card.name}: {one.releases} releases of an earlier run count too"
@@ -113,6 +113,14 @@ def budget(study: Study, node: int) -> str:
     if c is None or (i := c.nodes[node]) is None:
         return f"{study.run}/{node}"
     return budget(c.study, i)
+
+
+def counted(study: Study, node: int) -> dict[str, int]:
+    """Return the runs that a node's run continues, and how many releases of each its ε counts."""
+    c = study.continues
+    if c is None or (i := c.nodes[node]) is None:
+        return {}
+    return counted(c.study, i) | {c.study.run: c.releases[node]}
 
 
 def faults(study: Study, config: Config) -> Iterator[Fault]:
