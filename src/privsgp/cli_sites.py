@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 site = typer.Typer(help="This site's identity: its keys, and its card for other sites.", no_args_is_help=True)
-agree = typer.Typer(help="Agreements (*.study): propose and show one.", no_args_is_help=True)
+agree = typer.Typer(help="Agreements (*.study): propose, amend and show one.", no_args_is_help=True)
 
 Home = Annotated[Path | None, typer.Option(help="The keys' folder; default PRIVSGP_SITE, else ~/.config/privsgp/site.")]
 StudyPath = Annotated[Path, typer.Argument(help="The agreement, *.study", callback=there)]

@@ -69,7 +69,9 @@ def on_files(run: Path, template: str, changes: Sequence[str], say: Say = print)
     config = started.with_section("data", path=str(Path(template).resolve()), test_path=None, sizes=None)
     config = configs.parse(config.model_dump(), changes, Path())
     if None not in (who := {config.data.person, started.data.person}) and len(who) > 1:
-        raise Refused(f"data.person = {config.data.person!r}, and {run} has {started.data.person!r}", "take the same")
+        raise Refused(
+            f"{run} counts persons by {started.data.person!r}, not by {config.data.person!r}", "take the same"
+        )
     config, problem = pooled(config, unencoded(config, None, range(config.data.nodes)))
     refuse_trained(config, Folder(run).run or "", _records(problem), say)
     return _evaluated(run, config, problem, say)
