@@ -44,7 +44,7 @@ class Site:
         table = make_table(
             kind, self.at(0)(torch.full((NODES, 1), ROWS)), ROWS, clip=G, difference_clip=difference_clip
         )
-        fill(table, self.at(0), J, rows=ROWS, chunk=3)
+        fill(table, self.at(0), J[:, None], ROWS, chunk=3)
         return table
 
     def entries(self, table):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from bisect import bisect_left
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -246,12 +247,9 @@ def _searched(m: Saga, steps: int, epsilon: float, delta: float, relation: Relat
 
     if fits(1.0):
         return 1.0
-    known, tried = [scale for scale in _weights(m.rate) if scale > m.rate], 0
-    beyond = len(known)
-    while tried < beyond:
-        middle = (tried + beyond) // 2
-        tried, beyond = (middle + 1, beyond) if fits(known[middle]) else (tried, middle)
-    return known[tried - 1] if tried else _rounded_down(m.rate)
+    known = [scale for scale in _weights(m.rate) if scale > m.rate]
+    fitting = bisect_left(known, 1, key=lambda scale: not fits(scale))
+    return known[fitting - 1] if fitting else _rounded_down(m.rate)
 
 
 def _weights(least: float) -> list[float]:

@@ -64,14 +64,15 @@ def init_table(block: Block, settings: Settings, z: Tensor) -> Table:
 
     The entries are never released as they are; only the noised mean is.
     """
-    from privsgp.gradients.rounding import CHUNK
-    from privsgp.gradients.table import fill
+    from privsgp.gradients.table import fill, make_table
 
-    table = empty_table(block, settings, z)
-    if settings.own(_TableOptions).table_init == "gradients":
-        samples = _samples(block, z)
-        _LOG.info("table: the gradients of %s samples at x⁰ come first", f"{sum(samples.tolist()):,}")
-        fill(table, _gradients(block, table, z), samples, rows=block.rows, chunk=CHUNK)
+    o, padding = settings.own(_TableOptions), torch.full((z.shape[0], 1), block.rows, device=z.device)
+    dtype = None if o.table_dtype is None else getattr(torch, o.table_dtype)
+    example = block.gradients(z, Drawn(padding, padding < block.rows))
+    table = make_table(o.table, example, block.rows, settings.clip, settings.difference_clip, dtype)
+    if o.table_init == "gradients":
+        _LOG.info("table: the gradients of %s samples at x⁰ come first", f"{int(block.samples.sum()):,}")
+        fill(table, _gradients(block, table, z), block.samples, block.rows)
     return table
 
 
@@ -85,34 +86,12 @@ def restore_table(block: Block, table: Table, z: Tensor) -> None:
 
     With seeded noise there is nothing to protect, and the mean keeps its bits.
     """
-    from privsgp.gradients.rounding import CHUNK
     from privsgp.gradients.table import restore
 
     like = _gradients(block, table, z)  # their factors show which form entries have; z does not matter
-    radius = block.mechanisms[0].radius
-    mean = restore(table, like, _samples(block, z), radius, rows=block.rows, chunk=CHUNK)
+    mean = restore(table, like, block.samples, block.rows, block.mechanisms[0].radius)
     if block.exact:
         table.mean.copy_(mean)
-
-
-def _samples(block: Block, z: Tensor) -> Tensor:
-    return torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)
-
-
-def empty_table(block: Block, settings: Settings, z: Tensor) -> Table:
-    """Return a table of zeros."""
-    from privsgp.gradients.table import make_table
-
-    o = settings.own(_TableOptions)
-    padding = torch.full((z.shape[0], 1), block.rows, device=z.device)
-    example = block.gradients(z, Drawn(padding, torch.zeros_like(padding, dtype=torch.bool)))
-    dtype: torch.dtype | None = None if o.table_dtype is None else getattr(torch, o.table_dtype)
-    if dtype == z.dtype:
-        dtype = None
-    return make_table(
-        o.table, example, block.rows, clip=settings.clip, difference_clip=getattr(o, "difference_clip", None),
-        dtype=dtype,
-    )  # fmt: skip
 
 
 def saga_estimate(block: Block, table: Table, z: Tensor, batch: list[Drawn]) -> Tensor:
@@ -182,7 +161,7 @@ class PrivSGPVR(TablePushSum):
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
         """(θ/b) Σ_{j∈B} clip(g_j − t_j, C) + (1/J) Σ_j t_j + N(0, σ²)."""
         return Saga(
-            sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa,
+            sigma=sigma, clip=settings.clip, batch=batch, samples=samples, kappa=kappa,
             difference_clip=settings.difference_clip, difference_scale=settings.difference_scale,
         )  # fmt: skip
 
@@ -209,9 +188,7 @@ class PrivSGPSAG(TablePushSum):
     @staticmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
         """(1/J) Σ_j t_j + N(0, σ²)."""
-        return Sag(
-            sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa
-        )
+        return Sag(sigma=sigma, clip=settings.clip, batch=batch, samples=samples, kappa=kappa)
 
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
         """G = (1/J) Σ_j t_j after the drawn entries were replaced."""

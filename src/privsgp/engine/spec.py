@@ -72,6 +72,11 @@ class Learning:
         return 2 if self.rows == 1 else 3
 
     @property
+    def data(self) -> tuple[Tensor, ...]:
+        """The arrays that have a row for each sample."""
+        return tuple(t for t in (self.inputs, self.targets, self.weights) if t is not None)
+
+    @property
     def places(self) -> int:
         """At how many positions of a sample, those of all rows, the model uses a layer at most."""
         return positions(self.model, self.made_up()[0]) * self.rows

@@ -61,11 +61,9 @@ def chosen(algorithm: PushSum, graph: Graph, source: Keyed | Secure, x: Tensor) 
 
 def _suits(algorithm: PushSum, graph: Graph, x: Tensor) -> bool:
     """Tell whether `_OnDevice` can take the steps of an algorithm."""
-    if not runs_on(x) or x.dtype != torch.float32:
-        return False
-    if any(len(mechanism.kinds) > 1 for mechanism in algorithm.block.mechanisms):  # one σ for all steps
-        return False
-    if graph.period is None or type(algorithm).step is not PushSum.step or algorithm.block.update_rule is not None:
+    block, one_sigma = algorithm.block, all(len(m.kinds) == 1 for m in algorithm.block.mechanisms)  # for all steps
+    plain = type(algorithm).step is PushSum.step and block.update_rule is None and graph.period is not None
+    if not (runs_on(x) and x.dtype == torch.float32 and one_sigma and plain and graph.period):
         return False
     return all(np.bincount(graph.edges(k).target).max() <= _MOST_SENDERS for k in range(graph.period))
 

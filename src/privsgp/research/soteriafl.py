@@ -20,11 +20,12 @@ import numpy as np
 import torch
 
 from privsgp.algorithms.algorithm import Algorithm, Network
-from privsgp.algorithms.block import Drawn, State, clipped_mean, difference_mean, full_mean
+from privsgp.algorithms.block import Drawn, State, clipped_mean
 from privsgp.algorithms.events import Release, Step, ToServer
 from privsgp.algorithms.push_sum import PrivSGP
 from privsgp.algorithms.saga import PrivSGPVR, SagaOptions, init_table, restore_table, saga_estimate
 from privsgp.options import Options, Positive, Share, option
+from privsgp.research.estimates import difference_mean, full_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
