@@ -45,9 +45,9 @@ def _of(mechanism: Mechanism) -> list[str]:
         case Release():
             return _release(mechanism)
         case Shared():
-            held = f"noise is shared with {mechanism.partners} nodes: ε holds as long as {mechanism.honest} nodes, this "
-            held += "one included, are honest and have no other use for what they share, whatever all others do together"
-            more = [f"{held}; it is computational (X25519, ChaCha20)"]
+            who = f"noise is shared with {mechanism.partners} nodes: ε holds as long as {mechanism.honest} nodes"
+            what = "are honest and have no other use for what they share, whatever all others do together"
+            more = [f"{who}, this one included, {what}; it is computational (X25519, ChaCha20)"]
         case Summed():
             summed = f"only the sum of {mechanism.nodes} nodes' messages is seen (secure aggregation)"
             more = [f"{summed}: each of them adds this noise, and none tells others what it added"]
