@@ -178,7 +178,7 @@ def entries(run):
     """The table of every node, multiplied out, [m, J + 1, d]."""
     block = run.block
     rows = torch.arange(block.rows + 1).expand(len(block.mechanisms), -1)
-    x0 = torch.zeros(len(rows), block.gradient.layout.dim, dtype=block.inputs.dtype)
+    x0 = torch.zeros(len(rows), block.gradient.layout.dim, dtype=block.data[0].dtype)
     like = block.gradients(x0, Drawn(rows, torch.ones_like(rows, dtype=torch.bool)))
     return PerSample(run.table._entries(rows, run.table._like_parts(like))).dense()
 

@@ -250,11 +250,12 @@ def refuse_coarser(spec: RunSpec) -> None:
             f"κ = {counted:g} was counted, and this arithmetic has κ = {now:g}",
             "leave torch.backends.*.allow_tf32 as they are while a run is prepared and trained",
         )
-    emulated = device_of(spec.device).emulates_float64
-    if emulated and not spec.simulation:
+    if spec.simulation:
+        return
+    if emulated := device_of(spec.device).emulates_float64:
         raise Refused(f"{emulated} = {os.environ[emulated]!r}: cuBLAS may make up float64", "leave it unset")
     coarse = device_of(spec.device).coarsens_float32
-    if places > 1 and coarse and not spec.simulation:  # the exact way (`Positions`) counts the rounding of full float32
+    if places > 1 and coarse:  # the exact way (`Positions`) counts the rounding of full float32
         raise Refused(
             f"{coarse}: a CPU may multiply float32 in fewer bits", "leave it unset, or take float32_matmul 'highest'"
         )
