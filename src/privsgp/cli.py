@@ -52,7 +52,7 @@ class _Commands(typer.core.TyperGroup):
             there = "a checkpoint is kept: continue with the same command and --resume"
             none = "there is no checkpoint (none was due, or engine.checkpoint_every = 0): the same command starts over"
             err.print(f"{stopped}; {there if stopped.kept else none}", soft_wrap=True)
-            raise typer.Exit(130) from None
+            raise typer.Exit(stopped.status) from None
 
 
 app = typer.Typer(
@@ -73,7 +73,7 @@ def command_line() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line; turn refusals into status 2."""
+    """Run the command line; each kind of failure has a status of its own (docs/reference/exit-status.md)."""
     try:
         command_line()()
     except Refused as refused:
@@ -81,12 +81,12 @@ def main() -> None:
         sys.exit(2)
     except Diverged as diverged:
         show_end(str(diverged))
-        sys.exit(1)
+        sys.exit(4)
     except OSError as error:
         resume = ", with --resume if the run has begun" if sys.argv[1:2] == ["train"] else ""
         again = f"No file is half-written: run the same command again{resume}"
         show_end(str(error), f"  → {mending(error, 'find out why the system refused it')}. {again}")
-        sys.exit(1)
+        sys.exit(6)
 
 
 def _version(asked: bool) -> None:  # noqa: FBT001 - typer hands it in
@@ -214,7 +214,7 @@ def ledger(
     ],
     as_json: Json = False,
 ) -> None:
-    """Check the ledgers of a run, and recompute each node's ε. Status 1 if one is above its budget."""
+    """Check the ledgers of a run, and recompute each node's ε. Status 3 if one is above its budget."""
     from privsgp.accounting.statements import statements
 
     found = statements(place)
@@ -228,7 +228,7 @@ def ledger(
             err.print(agreed.text, soft_wrap=True)
     if above := [s.name for s in found if s.above]:
         err.print(f"privsgp: ε spent is above its budget: {', '.join(above)}", style="bold red", soft_wrap=True)
-        raise typer.Exit(1)
+        raise typer.Exit(3)
 
 
 @app.command(**about("budget"))

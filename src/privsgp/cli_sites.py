@@ -462,14 +462,14 @@ def relay(
 
 
 def doctor(study: StudyPath, home: Home = None) -> None:
-    """Check policy, names, ports, certificates, clock and proxy before joining. Status 1 if a check fails."""
+    """Check policy, names, ports, certificates, clock and proxy before joining. Status 3 if a check fails."""
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.doctor import examine
 
     found = examine(_site(home), Agreement.read(study))
     show("doctor", [(one.what, ("" if one.fine else "✗ ") + one.text) for one in found])
     if not all(one.fine for one in found):
-        raise typer.Exit(1)
+        raise typer.Exit(3)
     out.print(f"next: privsgp join {study} --data FILE", soft_wrap=True)
 
 

@@ -139,14 +139,17 @@ def _charged(place: Folder, node: int, *, close: bool = False) -> int:
         return 0  # a run without noise
     if place.checkpoint.exists():
         since = checkpoint.verified(place.checkpoint, place.run or "").step + 1
-    marks = Book().marks(place.run or "").get(node, [])
+    book, run = Book(), place.run or ""
+    marks = book.marks(run).get(node, [])
     (segment,) = ledger.read(path, marks)
     since = min(since, segment.header.steps)
-    if close and not segment.closed:
-        with Ledger.open(path, segment.header, marks, since, commits=True) as opened:
-            opened.close()
-            return max(opened.charged, since)
-    return max(segment.charged, since)
+    if not close:
+        return max(segment.charged, since)
+    with Ledger.open(path, segment.header, marks, since, commits=True) as opened:
+        opened.close()
+        if marks:
+            book.remember(run, {node: opened.mark()})
+        return max(opened.charged, since)
 
 
 def _newest(ended: Agreement, node: int, place: Folder) -> int:

@@ -232,7 +232,9 @@ def _enter(
         made = [dataclasses.replace(one, ledger=continuing.budget(agreement, one.node)) for one in made]
     policy = policies.read(site.home / "policy.toml")
     every = booked.with_others(made, [records], also)
-    booked.enter(*every, resumed=resumed, moved=moved, policy=policy, say=lambda line: say(f"note: {line}"))
+    told = lambda line: say(f"note: {line}")  # noqa: E731
+    before = continuing.counted(agreement, made[0].node)
+    booked.enter(*every, resumed=resumed, moved=moved, policy=policy, say=told, counted=before)
 
 
 def read_own(

@@ -66,7 +66,7 @@ def served(
             for name, value in (
                 ("Content-Type", found.kind), ("Content-Length", str(len(body))), ("Cache-Control", "no-store"),
                 ("Content-Security-Policy", _POLICY), ("X-Content-Type-Options", "nosniff"),
-                ("Referrer-Policy", "no-referrer"),
+                ("Referrer-Policy", "no-referrer"), ("Cross-Origin-Resource-Policy", "same-origin"),
             ):  # fmt: skip
                 self.send_header(name, value)
             self.end_headers()

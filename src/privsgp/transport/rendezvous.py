@@ -47,6 +47,8 @@ _Run = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 class PeerLost(Stopped, Exception):
     """Another process is gone; ledgers and the last common checkpoint are kept."""
 
+    status = 5
+
     def __init__(self, what: str, step: int) -> None:
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         super().__init__(f"{what}; noticed at step {step}, {when}", step)
