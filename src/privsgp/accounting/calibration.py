@@ -249,16 +249,14 @@ def _searched(m: Saga, steps: int, epsilon: float, delta: float, relation: Relat
         return 1.0
     known = [scale for scale in _weights(m.rate) if scale > m.rate]
     fitting = bisect_left(known, 1, key=lambda scale: not fits(scale))
-    return known[fitting - 1] if fitting else _rounded_down(m.rate)
+    if fitting:
+        return known[fitting - 1]
+    # three digits of q, surely not above it: there both shifts of a sample lie in the ball of radius G/J
+    unit = 10.0 ** (2 - math.floor(math.log10(m.rate)))
+    return math.floor(m.rate * (1 - 1e-9) * unit) / unit
 
 
 def _weights(least: float) -> list[float]:
     """Return the numbers of two digits below 1, down to the decade of the least."""
     decades = range(math.floor(math.log10(least)), 0)
     return [digits / 10 ** (1 - decade) for decade in decades for digits in range(10, 100)]
-
-
-def _rounded_down(rate: float) -> float:
-    """Return three digits of q, surely not above it: there both shifts of a sample lie in the ball of radius G/J."""
-    unit = 10.0 ** (2 - math.floor(math.log10(rate)))
-    return math.floor(rate * (1 - 1e-9) * unit) / unit

@@ -67,11 +67,6 @@ class Learning:
     weights: Tensor | None = None  # of the rows of persons, [m, J + 1, rows]; None: all have the same
 
     @property
-    def _axes(self) -> int:
-        """How many axes come before a row's own."""
-        return 2 if self.rows == 1 else 3
-
-    @property
     def data(self) -> tuple[Tensor, ...]:
         """The arrays that have a row for each sample."""
         return tuple(t for t in (self.inputs, self.targets, self.weights) if t is not None)
@@ -88,12 +83,12 @@ class Learning:
 
     def made_up(self) -> tuple[Tensor, Tensor]:
         """Return a few samples of the right shape and range that are nobody's, for the probe."""
-        rng = np.random.Generator(np.random.Philox(0))
-        size = (_MADE_UP, *self.inputs.shape[self._axes :])
+        rng, axes = np.random.Generator(np.random.Philox(0)), 2 if self.rows == 1 else 3
+        size = (_MADE_UP, *self.inputs.shape[axes:])
         x = torch.from_numpy(
             rng.standard_normal(size) if self.vocabulary is None else rng.integers(0, self.vocabulary, size)
         )
-        shape, real = (_MADE_UP, *self.targets.shape[self._axes :]), self.targets.is_floating_point()
+        shape, real = (_MADE_UP, *self.targets.shape[axes:]), self.targets.is_floating_point()
         y = torch.from_numpy(rng.standard_normal(shape) if real else np.arange(np.prod(shape)).reshape(shape) % 2)
         return x.to(self.targets.device, self.inputs.dtype), y.to(self.targets)
 

@@ -24,7 +24,7 @@ from privsgp.engine.evaluate import Evaluator, average
 from privsgp.engine.groups import Group, one_at_a_time, split, together
 from privsgp.engine.node_randomness import NodeRandomness
 from privsgp.engine.spec import refuse_coarser
-from privsgp.engine.step import chosen, execution
+from privsgp.engine.step import Recorded, chosen
 from privsgp.engine.stopping import Stopping
 from privsgp.errors import Diverged, Interrupted
 from privsgp.gradients import Layout, stack
@@ -287,7 +287,7 @@ class Trainer:
             random=randomness,
             step_size=spec.step_size,
             update_rule=self.update_rule,
-            recorded=execution(gradient) if self._on_gpu else as_it_is,
+            recorded=Recorded if self._on_gpu and isinstance(gradient, Ruled) else as_it_is,
         )
 
     def _update_rule(self) -> UpdateRule | None:

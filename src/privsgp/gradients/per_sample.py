@@ -160,16 +160,6 @@ class PerSample:
         self.unclipped = unclipped
         self.factor: Tensor | None = None  # [m, b], what the clip multiplied by
 
-    @property
-    def models(self) -> int:
-        """The number m of models in the block."""
-        return len(self.pieces[0].delta)
-
-    @property
-    def dim(self) -> int:
-        """The paper's d."""
-        return sum(p.size for p in self.pieces)
-
     def norm(self) -> Tensor:
         """Return ‖g_j‖ over all layers, [m, b], in float64 (float32 squares overflow at 1.8e19)."""
         total = self.pieces[0].squared_norm(exact=self.exact)

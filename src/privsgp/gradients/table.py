@@ -30,6 +30,7 @@ from privsgp.gradients.per_sample import (
     kept_numbers,
     linear,
     numbered,
+    smaller,
 )
 from privsgp.gradients.rounding import CHUNK
 
@@ -182,7 +183,8 @@ class Table:
         inside = PerSample(self._entries(rows, like), exact=g.exact).norm() <= radius  # not finite: not inside
         for name, a in self.arrays().items():
             if name != "mean":
-                _clear(a, rows.where(~inside, a.shape[1] - 1))
+                outside = numbered(a, rows.where(~inside, a.shape[1] - 1))
+                a.flatten(0, 1).index_fill_(0, outside.flatten(), 0)
         return self._sum(self._entries(rows, like), g)
 
     def arrays(self) -> Factors:
@@ -211,12 +213,9 @@ def make_table(
     `dtype` is what numbers are rounded to, the gradients' own if None.
     """
     whole: Sequence[Piece] = [Plain(example.dense())] if kind == "dense" else example.pieces
-    pieces = [piece if _smaller_as_factors(piece, difference_clip) else Plain(piece.dense()) for piece in whole]
+    pieces = [p if difference_clip is None or linear(p) else Plain(p.dense()) for p in whole]
+    pieces = [smaller(piece) for piece in pieces]
     return Table(pieces, samples, clip, difference_clip, dtype)
-
-
-def _smaller_as_factors(piece: Piece, difference_clip: float | None) -> bool:
-    return kept_numbers(piece) < piece.size and (difference_clip is None or linear(piece))
 
 
 def _device(pieces: Sequence[Piece], samples: int, dtype: torch.dtype | None) -> torch.device:
@@ -304,8 +303,3 @@ def scatter(table: Tensor, rows: Tensor, value: Tensor) -> None:
     if value.stride(0) < value.stride(1):
         order, value = order.t(), value.transpose(0, 1)
     table.flatten(0, 1).index_copy_(0, order.flatten(), value.flatten(0, 1).to(table.device))
-
-
-def _clear(table: Tensor, rows: Tensor) -> None:
-    """table[i, rows[i, j]] = 0."""
-    table.flatten(0, 1).index_fill_(0, numbered(table, rows).flatten(), 0)
