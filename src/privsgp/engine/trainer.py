@@ -67,7 +67,6 @@ class Outcome:
     seconds: float
     bytes_sent: int
     releases: list[int]  # of all nodes
-    faults: dict[str, Any] | None = None
     measured: dict[str, Any] = field(default_factory=dict)  # metrics of the final model, where they may be seen
     gradients: str | None = None  # how they were computed, in words
 
@@ -175,7 +174,6 @@ class Trainer:
             seconds=seconds,
             bytes_sent=sum(self.world.all_gather(self.driver.bytes_sent, Whole)),
             releases=self.world.all_gather_nodes(self.budget_guard.releases(), Whole, self.spec.nodes),
-            faults=self.transport.report(),
             measured={} if s is None else self.evaluator.final(k, s),
             gradients=self.algorithm.block.gradient.how,
         )

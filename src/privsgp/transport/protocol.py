@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 
@@ -49,10 +49,6 @@ class Transport(Protocol):
     def gather(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return all nodes' x and w where the run has ended: in process 0, and None elsewhere."""
         return x, w
-
-    def report(self) -> dict[str, Any] | None:
-        """Return what a summary says of the network; None where there is nothing to say."""
-        return None
 
 
 def refuse_wild(k: int, rows: Tensor, nodes: Sequence[int], whose: str = "") -> None:
