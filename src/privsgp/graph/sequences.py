@@ -123,7 +123,7 @@ def every_few(base: Graph, every: int) -> Graph:
     return Graph(base.name, base.nodes, None if base.period is None else base.period * every, edges)
 
 
-class GivenOptions(Options):
+class _GivenOptions(Options):
     """Shares of one's own; a node keeps what it does not send."""
 
     shares: list[list[Annotated[list[float], Field(min_length=3, max_length=3)]]] = option(
@@ -237,5 +237,5 @@ _CYCLIC: dict[str, Callable[[int], tuple[Edges, ...]]] = {
     "complete": lambda nodes: (_to_hops(nodes, range(nodes)),),
     "torus": _torus,
 }
-GRAPHS: dict[str, type[Options]] = dict.fromkeys(_CYCLIC, Options) | {"random": RandomOptions, "given": GivenOptions}
+GRAPHS: dict[str, type[Options]] = dict.fromkeys(_CYCLIC, Options) | {"random": RandomOptions, "given": _GivenOptions}
 NAMES = (*_CYCLIC, "random")  # those that need no shares
