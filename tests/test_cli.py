@@ -52,9 +52,9 @@ BAD = {
     "graph.name=star": ("graph.name = 'star'", "exponential"),
     "model.name=transformer": ("model.name = 'transformer'", "logistic"),
     "model.name=module": ("model.name = 'module'", "logistic"),
-    "engine.device=abacus": ("engine.device = 'abacus'\n", "take one of auto, cpu"),
-    "engine.device=meta": ("engine.device = 'meta'\n", "take one of auto, cpu"),
-    "engine.device=cuda:99": ("engine.device = 'cuda:99'\n", "take one of auto, cpu"),
+    "engine.device=abacus": ("engine.device = 'abacus' is not on this machine\n", "take one of auto, cpu"),
+    "engine.device=meta": ("engine.device = 'meta' is not on this machine\n", "take one of auto, cpu"),
+    "engine.device=cuda:99": ("engine.device = 'cuda:99' is not on this machine\n", "take one of auto, cpu"),
     "seed=-1": ("seed = -1", "0"),
     "nonsense": ("--set nonsense", "KEY=VALUE"),
     "data.text={ colum = 'x' }": ("unknown key data.text.colum = 'x'", "did you mean 'column'"),
@@ -395,7 +395,7 @@ def test_help_and_a_real_process():
 def test_a_count_below_one_is_refused_before_anything_is_made(tmp_path, monkeypatch, command, option, count):
     monkeypatch.chdir(tmp_path)
     runs.small(tmp_path, runs.SMALL.replace("sigma = 0.05", "epsilon = 3.0"))
-    _refused(runs.command(*command, option, count), f"{option} {count}\n", "take at least 1")
+    _refused(runs.command(*command, option, count), f"{option} {count} is below 1\n", "take at least 1")
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
 
 

@@ -96,7 +96,7 @@ def refuse_below_one(**counts: int | None) -> None:
     """Refuse a count below one. None means that the option was not given."""
     for option, count in counts.items():
         if count is not None and count < 1:
-            raise Refused(f"--{option.replace('_', '-')} {count}", "take at least 1")
+            raise Refused(f"--{option.replace('_', '-')} {count} is below 1", "take at least 1")
 
 
 _REMEDIES = {

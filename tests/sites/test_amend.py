@@ -191,7 +191,7 @@ CHANGED = {
     "the relation": ({"set": ["privacy.relation=replace-one"]}, "privacy.relation is 'replace-one'"),
     "the model": ({"set": ["model.name=mlp"]}, "model is"),
     "a seed": ({"set": ["seed=1"]}, "a seed is True"),
-    "the budget": ({"set": ["privacy.epsilon=0.01"]}, "of which earlier runs on these records have spent"),
+    "the budget": ({"set": ["privacy.epsilon=0.01"]}, "earlier runs on these records have spent"),
 }
 
 

@@ -143,12 +143,12 @@ def make(name: str, nodes: int, *, seed: int = 0, degree: int = 1, shares: Steps
     `seed` and `degree` (receivers per step) are those of `random`, `shares` those of `given`.
     """
     if nodes < 1:
-        raise Refused(f"nodes = {nodes}", "a network has at least one node")
+        raise Refused(f"nodes = {nodes} is below 1", "give a network at least one node")
     if name == "random":
         return _random(nodes, degree, seed)
     if name == "given":
         if not shares:
-            raise Refused("graph.name = 'given' without graph.shares", "write [[[0, 1, 0.5], [1, 0, 0.5]]], say")
+            raise Refused("graph.name = 'given' needs graph.shares", "write, for example, [[[0, 1, 0.5], [1, 0, 0.5]]]")
         return cyclic(name, nodes, tuple(_given(nodes, step) for step in shares))
     if name not in _CYCLIC:
         raise Refused(f"graph.name = {name!r} is not known", f"use one of {', '.join(NAMES)}")
@@ -214,7 +214,7 @@ def _random(nodes: int, degree: int, seed: int) -> Graph:
     if not 1 <= degree < max(nodes, 2):
         raise Refused(f"graph.degree = {degree} with nodes = {nodes}", f"use 1 … {max(nodes - 1, 1)}")
     if not 0 <= seed < 2**256:
-        raise Refused(f"seed = {seed}", "use a whole number from 0 to 2^256 − 1")
+        raise Refused(f"seed = {seed} is negative, or too large", "use a whole number from 0 to 2^256 − 1")
     return Graph("random", nodes, None, partial(_random_edges, nodes, degree, seed))
 
 

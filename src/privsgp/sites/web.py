@@ -50,7 +50,7 @@ def served(
     than that of this machine.
     """
     if not is_address(address):
-        raise Refused(f"{option} {address}", f"write HOST:PORT, for example {option} 127.0.0.1:9464")
+        raise Refused(f"{option} {address} is no address", f"write HOST:PORT, for example {option} 127.0.0.1:9464")
     host, _, port = address.rpartition(":")
 
     class Handler(BaseHTTPRequestHandler):

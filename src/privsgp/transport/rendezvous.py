@@ -207,7 +207,7 @@ def _patience() -> float:
     except ValueError:
         patience = 0.0
     if not 0 < patience < 1e6:
-        raise Refused(f"PRIVSGP_PATIENCE = {given}", "give a number of seconds above 0")
+        raise Refused(f"PRIVSGP_PATIENCE = {given} is no number of seconds", "give a number above 0")
     return patience
 
 

@@ -64,17 +64,17 @@ class RuledLayers(ABC):
         if kind is None:
             raise RuntimeError(f"{name} has no rule")
         stacked = kind(name, layer)
-        replacement = self.standing_in(stacked)
+        module = self.substitute(stacked)
         for p, value in layer.named_parameters():  # whose type and device forward may ask for; a use is seen as NaN
             nothing = torch.full((), math.nan, dtype=value.dtype, device=value.device).expand(value.shape)
-            replacement.register_parameter(p, nn.Parameter(nothing, requires_grad=False))
+            module.register_parameter(p, nn.Parameter(nothing, requires_grad=False))
         if name:
-            self.model.set_submodule(name, replacement)
+            self.model.set_submodule(name, module)
         else:
-            self.model = replacement
+            self.model = module
         return stacked
 
-    def standing_in(self, layer: StackedLayer) -> nn.Module:
+    def substitute(self, layer: StackedLayer) -> nn.Module:
         """Return the module that is called in place of the user's layer."""
         return layer
 
