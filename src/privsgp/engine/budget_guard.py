@@ -132,7 +132,7 @@ class BudgetGuard:
                 held = f"{self.folder.checkpoint} holds a message of step {k}" if k >= 0 else "no checkpoint is there"
                 raise Refused(
                     f"{held}, and {ledger.path} {knows}",
-                    "restore the run folder as it was when the run stopped: only paid steps are sent, and each once",
+                    "restore the run folder as it was when the run stopped: this one is a mixture",
                 )
 
     def record(self, number: int, x: Tensor, node: int | None = None) -> None:
