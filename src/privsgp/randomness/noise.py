@@ -117,7 +117,7 @@ class Streams:
         half = (out.shape[1] + 1) // 2
         words = np.empty((len(out), 2 * half), np.int32 if real is np.float32 else np.int64)
         self._read(words, "noise", nodes, step, columns.start * words.itemsize // _BLOCK_BYTES)
-        box_muller(out, words, *np.empty((3, len(out), half), real), deep=self.secret)
+        box_muller(out, words, real, deep=self.secret)
 
     def _to_cells(
         self, g: npt.NDArray[np.float64], nodes: Sequence[int], step: int, levels: npt.NDArray[np.float64]
