@@ -69,7 +69,7 @@ class MiniLm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return each text's features."""
         order = (x != 0).sum(1).argsort()
-        rows = torch.cat([self._rows(x[part]) for part in order.split(_TOGETHER)])
+        rows = torch.cat([self._rows(x[part]) for part in torch.split(order, _TOGETHER)])
         return rows[order.argsort()]
 
     def _rows(self, x: Tensor) -> Tensor:
