@@ -7,7 +7,7 @@ T, κ and number of visits tell how a long run will end.
 
 A rehearsal has several runs, each with samples and a seed of its own: weak to strong signals of made-up data, or
 several divisions of public data. They run stacked, as the nodes of one block. Rehearsals that would hardly differ
-are made once (`RehearsalSpec.alike`).
+are made once (`RehearsalSpec.equivalent`).
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ class Secure(Streams):
     operating system and two clocks. So a machine that is restored from a snapshot of its memory draws other numbers. A
     draw that was made, or passed over by a later step of its node, is refused, and so is any draw in a forked process;
     copying and pickling are refused. Normals are Box–Muller in float64 from 128 bits a pair, tails to 10.2 σ; what that
-    and the grid of `add_noise_` cost is in `computed`.
+    and the grid of `add_noise_` cost is in `accounting/sampler_cost.py`.
 
     Assumes: the operating system's randomness, and a machine whose memory, also the GPU's, others cannot read. Nothing
     is claimed about timing. Floating-point sums leak in their low bits whatever the noise is: release through
