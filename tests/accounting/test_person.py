@@ -46,7 +46,8 @@ def test_the_officers_page_has_these_numbers():
         [up(epsilon(PersonLevel(base, 4, sites, a)), 3) for base, a in ((WHOLE, 1.0), (shared(WHOLE), 0.5))]
         for sites in (2, 3)
     )
-    assert f"at most {two} at two and\n{three} at three with independent noise, and {both} and {all_of_them}" in page
+    assert f"| ε with independent noise | 1 | {two} | {three} |" in page
+    assert f"| ε with pairwise noise | 1 | {both} | {all_of_them} |" in page
 
 
 @pytest.mark.parametrize("base", [WHOLE, DRAWN, Saga(sigma=2.0, clip=1.0, batch=5, samples=100), shared(DRAWN)])
