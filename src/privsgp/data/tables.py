@@ -189,9 +189,9 @@ def _utf8(path: Path, raw: bytes, encoding: str, *, as_bytes: bool) -> bytes:
         at, what, text = error.start, f"byte {raw[error.start]:#04x} is not {encoding.upper()}", ""
     if at >= 0:
         line = raw.count(b"\n", 0, at) + 1
-        remedy = (
-            f"name its encoding in {dialects.path_for(path).name}, or save it as CSV in UTF-8; double quotes in quotes"
-        )
+        own = dialects.path_for(path).name
+        remedy = f'write encoding = "cp1252" (Windows) or "latin-1" into {own}, or save the table as CSV in UTF-8'
+        remedy = "write a quote in a quoted text twice" if "quote" in what else remedy
         raise Refused(f"{path}, line {line}: {what}", remedy)
     return text.encode()
 

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from privsgp.accounting.sharing import Sharing
     from privsgp.algorithms import Settings
     from privsgp.algorithms.update_rule import Weights
-    from privsgp.planner.theorems import Budget
+
+
+Budget = tuple[float, float]  # (ε_i, δ_i)
 
 
 @dataclass(frozen=True)

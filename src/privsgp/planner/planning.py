@@ -73,7 +73,7 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, say:
         chosen_clip = best_clip(network, rehearsal, protection.settings(config), batch)
         config = config.with_section("privacy", clip=chosen_clip)
     settings, a = protection.settings(config), config.algorithm
-    say("estimating the constants of the bound")
+    say("estimating the smoothness of the loss")
     p = planner(network, rehearsal, settings.clip)
     own, clip = Method(a.name, settings), protection.difference_clip(config)
     if own.scaled:
@@ -87,8 +87,6 @@ def _choice(config: Config, p: Planner, method: Method, batch: float) -> Choice:
     """Choose K and γ, as far as they are open; γ may depend on K (`"theory"`)."""
     a, n = config.algorithm, p.network.nodes
     steps = None if "steps" in a.auto else a.steps
-    if p.network.nominal and steps is None:
-        steps = p.published_steps(method.settings.clip)
     if "step_size" in a.auto:
         return p.choose(method, batch, steps, None)
     if a.step_size != "theory":

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from privsgp.data.schema import Schema
     from privsgp.graph import Graph
     from privsgp.planner.choose import Choice, Planner
-    from privsgp.planner.noise import Network
+    from privsgp.planner.noise import Budget, Network
     from privsgp.planner.stand_in import Samples
-    from privsgp.planner.theorems import Budget
 
 
 VERSION = 1
