@@ -46,7 +46,8 @@ class Sites:
         self.place, self.count, self.running = place, count, dict[int, subprocess.Popen[bytes]]()
         names = [f"site{i}" for i in range(count)]
         homes = [Site.create(place / name, name, address=f"127.0.0.1:{_free_port()}") for name in names]
-        digits, size = data.load("digits"), 1500 // count
+        digits = data.load("digits")
+        size = len(digits.y) // count
         for i, name in enumerate(names):
             rows = slice(i * size, (i + 1) * size)
             np.savez(place / f"{name}.npz", x=digits.x[rows], y=digits.y[rows], classes=10)
@@ -91,9 +92,10 @@ class Sites:
         """Wait until the present process of a site has made a step; return how long that took."""
         began = time.monotonic()
         while (told := self.status(i))["pid"] != self.running[i].pid or told["step"] < step:
-            if self.running[i].poll() is not None or time.monotonic() - began > seconds:
-                log = (self.place / f"{self.names[i]}.log").read_text()[-3000:]
-                raise SystemExit(f"site {i} ended or stood:\n{log}")
+            ended = [j for j, one in self.running.items() if one.poll() is not None]
+            if ended or time.monotonic() - began > seconds:
+                log = (self.place / f"{self.names[(*ended, i)[0]]}.log").read_text()[-3000:]
+                raise SystemExit(f"sites {ended} ended, or site {i} stood:\n{log}")
             time.sleep(0.05)
         return time.monotonic() - began
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 import textwrap
 import tomllib
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
+_NOT_RUN = re.compile(r"<!-- Not run in CI(?:, here and below)?: ([^>]+) -->")
 sys.path.insert(0, str(Path(__file__).parent))
 import keys  # noqa: E402 - beside this file
 
@@ -29,7 +31,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs h
     if "<!-- sections -->" in markdown:
         return markdown.replace("<!-- sections -->", sections())
     if "<!-- provenance -->" in markdown:
-        return markdown.replace("<!-- provenance -->", provenance())
+        return markdown.replace("<!-- provenance -->", provenance()).replace("<!-- not run -->", not_run())
     if "<!-- commands -->" not in markdown:
         return markdown
     import typer
@@ -74,6 +76,17 @@ def provenance() -> str:
         )  # fmt: skip
         steps += [f"**{step['name']}**: {step['words']} ({links}).", "; ".join(origins) + ".", "\n".join(commands)]
     return "\n\n".join(steps)
+
+
+def not_run() -> str:
+    """Return for each page why the tests do not run some of its commands, from the comments below these commands."""
+    pages = {page: _NOT_RUN.findall(page.read_text()) for page in sorted((ROOT / "docs").rglob("*.md"))}
+    lines = []
+    for page, why in pages.items():
+        name = page.relative_to(ROOT / "docs")
+        reasons = dict.fromkeys(why)
+        lines += [f"- [{name}]({name}): {' '.join(text[0].upper() + text[1:] for text in reasons)}"] if why else []
+    return "\n".join(lines)
 
 
 def _origins(told: Any) -> Iterator[str]:  # noqa: ANN401 - any JSON

@@ -132,8 +132,8 @@ SOURCES = {
     "cifar10-synthetic": Source(
         "CIFAR-10, 16 sites, linear on an encoder trained on made-up images only", "cifar10-synthetic.toml",
         (100, 1.0), (300, 0.25),
-        {"local": _by_epsilon(3, 8, 22), "pairwise": _by_epsilon(28, 80, 240), "pooled": _by_epsilon(20, 40, 80),
-         "none": 80.0},
+        {"local": _by_epsilon(6, 16, 88), "pairwise": _by_epsilon(28, 80, 240), "pooled": _by_epsilon(40, 80, 320),
+         "none": 160.0},
         {"as configured": (), "half the whitening": ("features.power=0.5",), "clip halved": ("privacy.clip=8",),
          "clip doubled": ("privacy.clip=32",),
          "512 directions": ("features.components=512", "privacy.clip=11.3")},

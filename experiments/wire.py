@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pages
-from tools.provenance import provenance
 
 from privsgp.files import write_json
+from privsgp_research.provenance import provenance
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))

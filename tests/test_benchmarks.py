@@ -7,8 +7,11 @@ import pathlib
 import socket
 import time
 
+import numpy as np
 import pytest
 import torch
+
+from privsgp.sites.study import Study
 
 
 @pytest.mark.parametrize("seed", [0, None])
@@ -110,3 +113,11 @@ class _Plain:
 
     def dense(self):
         return self.gradients
+
+
+def test_every_site_of_a_soak_has_the_rows_that_were_agreed_on(monkeypatch, tmp_path):
+    """Else it refuses to join, and the others wait for it."""
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "benchmarks")
+    made = importlib.import_module("soak").Sites(tmp_path, 4)
+    agreed = Study.read(tmp_path / "soak.study").samples
+    assert agreed == [len(np.load(tmp_path / f"{name}.npz")["y"]) for name in made.names]

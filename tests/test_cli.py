@@ -52,9 +52,9 @@ BAD = {
     "graph.name=star": ("graph.name = 'star'", "exponential"),
     "model.name=transformer": ("model.name = 'transformer'", "logistic"),
     "model.name=module": ("model.name = 'module'", "logistic"),
-    "engine.device=abacus": ("engine.device = 'abacus'\n", "take one of auto, cpu"),
-    "engine.device=meta": ("engine.device = 'meta'\n", "take one of auto, cpu"),
-    "engine.device=cuda:99": ("engine.device = 'cuda:99'\n", "take one of auto, cpu"),
+    "engine.device=abacus": ("engine.device = 'abacus' is not on this machine\n", "take one of auto, cpu"),
+    "engine.device=meta": ("engine.device = 'meta' is not on this machine\n", "take one of auto, cpu"),
+    "engine.device=cuda:99": ("engine.device = 'cuda:99' is not on this machine\n", "take one of auto, cpu"),
     "seed=-1": ("seed = -1", "0"),
     "nonsense": ("--set nonsense", "KEY=VALUE"),
     "data.text={ colum = 'x' }": ("unknown key data.text.colum = 'x'", "did you mean 'column'"),
@@ -211,7 +211,7 @@ def test_the_default_folder_is_below_runs(tmp_path, monkeypatch):
 def test_a_run_that_diverges_says_so_and_leaves_no_model(tmp_path, algorithm, what):
     changes = runs.changes(algorithm__name=algorithm, algorithm__step_size=1e38, privacy__sigma=1e3)
     ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "x", "--json", *changes)
-    assert (ran.code, ran.out) == (1, "")
+    assert (ran.code, ran.out) == (4, "")
     assert f"{what} is not finite" in ran.err
     assert "algorithm.step_size" in ran.err
     assert "Traceback" not in ran.err
@@ -230,7 +230,7 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_says_what_to_do(tmp_path, mon
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
     ran = runs.command("train", config, "--out", out, "--json")
-    assert (ran.code, ran.out) == (1, "")
+    assert (ran.code, ran.out) == (6, "")
     assert "No space left on device" in ran.err
     assert "--resume" in ran.err
     assert [path.name for path in (out / "private").iterdir()] == ["checkpoint.safetensors"]
@@ -299,12 +299,12 @@ def test_each_error_of_the_system_has_its_own_advice(tmp_path, monkeypatch, numb
     error = OSError("odd") if number is None else OSError(number, os.strerror(number), "x")
     monkeypatch.setattr(cli_data, "configured", mock.Mock(side_effect=error))
     ran = runs.command("train", runs.small(tmp_path))
-    assert ran.code == 1
+    assert ran.code == 6
     assert remedy in ran.err
     assert "run the same command again" in ran.err
     assert ("disk is full" in ran.err) == (number in (errno.ENOSPC, errno.EDQUOT))
     other = runs.command("plan", runs.small(tmp_path))
-    assert (other.code, "--resume" in ran.err, "--resume" in other.err) == (1, True, False)
+    assert (other.code, "--resume" in ran.err, "--resume" in other.err) == (6, True, False)
 
 
 FRESH = """
@@ -395,7 +395,7 @@ def test_help_and_a_real_process():
 def test_a_count_below_one_is_refused_before_anything_is_made(tmp_path, monkeypatch, command, option, count):
     monkeypatch.chdir(tmp_path)
     runs.small(tmp_path, runs.SMALL.replace("sigma = 0.05", "epsilon = 3.0"))
-    _refused(runs.command(*command, option, count), f"{option} {count}\n", "take at least 1")
+    _refused(runs.command(*command, option, count), f"{option} {count} is below 1\n", "take at least 1")
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import pathlib
+import re
 
 import pytest
 
@@ -96,3 +97,11 @@ def test_a_page_is_filled_from_the_code(monkeypatch, mark, shown):
     monkeypatch.syspath_prepend(ROOT / "docs")
     page = importlib.import_module("commands").on_page_markdown(f"<!-- {mark} -->")
     assert shown in page
+
+
+def test_errors_on_the_page_of_errors_are_errors_of_the_code():
+    page = (ROOT / "docs" / "howto" / "troubleshooting.md").read_text()
+    errors = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    code = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    assert errors
+    assert [part for error in errors for part in error.split(" … ") if part not in code] == []

@@ -1,9 +1,9 @@
 """Every command on a page is run by a test, or says below it that it is not; and all of them exist.
 
 A block with commands or Python has one of three marks: `<!-- run -->` before it (test_docs_run.py runs it),
-`<!-- run by tests/… -->` before it where another test does, or below it a line that readers see, which says why no
-test runs it and what does the same, or where and at which commit it was run: `*Not run in CI: …*`; with `here and
-below` up to the next heading.
+`<!-- run by tests/… -->` before it where another test does, or a comment below it, which says why no test runs it and
+what does the same, or where and at which commit it was run: `<!-- Not run in CI: … -->`; with `here and below` up to
+the next heading. The provenance page lists these comments.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ COMMAND = re.compile(
     r"^ *(?:\w*\$ +)?(?:privsgp|torchrun|python|make|pip|git|podman|docker|export|for) [^=\n]", re.MULTILINE
 )
 BEFORE = re.compile(r"<!-- (?:run|output)(?: by (?P<test>tests/\S+)|: \S+)? -->\n*\Z")
-BELOW = re.compile(r"\n* *\*Not run in CI: [^*]+\*\n")
-THE_REST = re.compile(r"^\*Not run in CI, here and below: [^*]+\*\n(?!.*^#)", re.DOTALL | re.MULTILINE)
+BELOW = re.compile(r"\n* *<!-- Not run in CI: [^>]+ -->\n")
+THE_REST = re.compile(r"^<!-- Not run in CI, here and below: [^>]+ -->\n(?!.*^#)", re.DOTALL | re.MULTILINE)
 
 
 def blocks(page):
@@ -55,7 +55,7 @@ def test_what_a_page_tells_to_do_is_run_or_says_that_it_is_not(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_what_is_not_run_says_where_it_was_or_what_does_the_same(page):
-    said = re.findall(r"\*(Not run in CI[^*]+)\*", (ROOT / page).read_text())
+    said = re.findall(r"<!-- (Not run in CI[^>]+) -->", (ROOT / page).read_text())
     for words in said:
         named = re.findall(r"`([^`]+)`", words)
         assert named or "](" in words, words

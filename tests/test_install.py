@@ -33,6 +33,23 @@ def test_the_version_stands_in_one_place():
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()  # who cites needs one
 
 
+def test_one_command_gives_a_release_its_version(tmp_path):
+    script = runpy.run_path(str(ROOT / ".ci" / "version.py"))
+    for name in script["PLACES"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    if "\n## Unreleased\n" not in (tmp_path / "CHANGELOG.md").read_text():  # right after a release
+        (tmp_path / "CHANGELOG.md").write_text("\n## Unreleased\n")
+    script["main"]("9.8.7", tmp_path)
+    for name in script["PLACES"]:
+        assert (tmp_path / name).read_text().count("9.8.7") == 1
+    with pytest.raises(SystemExit, match=r"CHANGELOG\.md has 0 lines"):
+        script["main"]("9.8.8", tmp_path)
+    assert "9.8.8" not in (tmp_path / "CITATION.cff").read_text()
+    with pytest.raises(SystemExit, match="is no version"):
+        script["main"]("soon", tmp_path)
+
+
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_an_extra_exists_and_is_in_the_readme(extra):
     assert extra in PROJECT["project"]["optional-dependencies"]

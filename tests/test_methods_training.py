@@ -73,7 +73,7 @@ def test_methods_without_noise_say_that_privacy_is_ignored(tmp_path):
 
 def test_the_planner_refuses_what_it_cannot_rehearse(tmp_path):
     path = runs.small(tmp_path)
-    for command, told in (("train", "algorithm.steps = 'auto' with"), ("plan", "no plan for")):
+    for command, told in (("train", "algorithm.steps = 'auto' with"), ("plan", "the planner does not know")):
         auto = runs.changes(algorithm__steps="auto") if command == "train" else []
         options = ["--set=privacy.sigma=", *runs.changes(privacy__epsilon=2.0, algorithm__name="local"), *auto]
         ran = runs.command(command, path, *options)

@@ -129,7 +129,7 @@ def test_a_loss_of_numbers_for_one_output_is_that_of_each_sample():
 def test_a_loss_of_ones_own_may_be_of_numbers(tmp_path):
     asked = {"loss": lambda o, t: (o[..., 0] - t).abs(), "data": (X, X[:, 0])}
     assert _train(tmp_path / "out", nn.Linear(10, 1), task="regression", **asked).predict(X).shape == (80, 1)
-    with pytest.raises(Refused, match="task='regression' with loss='binary'"):
+    with pytest.raises(Refused, match="task='regression' does not fit loss='binary'"):
         _train(tmp_path / "no", nn.Linear(10, 1), loss="binary", task="regression")
     with pytest.raises(Refused, match="the loss fails on outputs"):
         _train(tmp_path / "no", nn.Linear(10, 3), (X, X[:, 0]), loss=nn.L1Loss(reduction="none"))

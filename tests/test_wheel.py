@@ -75,6 +75,7 @@ def bare(wheel, tmp_path_factory):
     _run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
     here = _run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
     lent = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    lent.add(str(ROOT / "packages" / "research"))  # its entry points are lent, and its editable install is a .pth
     pathlib.Path(here, "lent.pth").write_text(
         "".join(f"{path}\n" for path in lent)
     )  # behind its own, and no .pth of theirs

@@ -270,7 +270,7 @@ def _configured(
         size, sections["graph"] = network.described(sections["graph"], own.get("sites"))
         if size != (sections["nodes"] or nodes or size):
             remedy = "give a graph with one node for each site"
-            raise Refused(f"graph has {size} nodes with nodes = {sections['nodes'] or nodes}", remedy)
+            raise Refused(f"graph has {size} nodes, and nodes = {sections['nodes'] or nodes}", remedy)
         sections["nodes"] = size
     values = _plain(sections)
     for key in ("graph", "algorithm"):
@@ -278,7 +278,7 @@ def _configured(
             values[key] = {"name": name}
     count = values.pop("nodes", nodes)
     if nodes is not None and count != nodes:
-        raise Refused(f"nodes = {count} with data for {nodes} nodes", "leave nodes out")
+        raise Refused(f"nodes = {count}, and there are data for {nodes} nodes", "leave nodes out: privsgp counts them")
     values["data"] = {"name": "arrays" if nodes is None else configs.SITES} | _plain(own)
     values["data"] |= {} if count is None else {"nodes": count}
     return given, configs.parse(values | {"model": {"name": "module"} | ({} if kind is None else {"loss": kind})})
@@ -294,8 +294,8 @@ def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _say(notes: Sequence[str]) -> None:
-    for note in notes:
-        _LOG.warning("%s", note)
+    for line in notes:
+        _LOG.warning("%s", line)
 
 
 def _kind_of(loss: object, correct: object, task: data_room.Task | None) -> Kind | None:
@@ -303,7 +303,7 @@ def _kind_of(loss: object, correct: object, task: data_room.Task | None) -> Kind
     kind = models.meaning(loss)
     if kind is not None and task is not None and models.task(kind) != task:
         if not isinstance(loss, nn.BCEWithLogitsLoss):  # which takes shares, and several, as well as classes
-            raise Refused(f"task={task!r} with loss={loss!r}", "leave task out: the loss says it")
+            raise Refused(f"task={task!r} does not fit loss={loss!r}", "leave task out: the loss decides it")
         return None
     return kind if correct is None or isinstance(loss, str) else None
 
@@ -324,7 +324,7 @@ def _loaded(
     """
     d, by_site = config.data, isinstance(given, Mapping)
     if by_site and sorted(given) != list(range(len(given))):
-        raise Refused(f"data has the keys {sorted(given)}", "number the nodes 0, 1, 2, …")
+        raise Refused(f"the keys of data, {sorted(given)}, are no nodes' numbers", "number the nodes 0, 1, 2, …")
     sites = [given[i] for i in range(len(given))] if by_site else [given]
     names = [config.site(i) for i in range(len(sites))] if by_site else ["data"]
     whose = _by_node(persons, config, len(sites)) if by_site else [persons]
@@ -368,7 +368,7 @@ def _one(
         return made
     for key in ("schema", "images", "text"):  # of files and frames: arrays are taken as they are
         if getattr(d, key) is not None:
-            raise Refused(f"{where} is a {type(given).__name__} beside {key}=…", f"leave {key} out")
+            raise Refused(f"{where} is a {type(given).__name__}, and {key}=… is for files or frames", f"drop {key}")
     if isinstance(given, data_room.Dataset):
         tests = () if given.x_test is None else (given.x_test, given.y_test)
         arrays, vocabulary, classes = (given.x, given.y, *tests), given.vocabulary, given.classes
@@ -398,7 +398,7 @@ def _by_node(persons: object, config: configs.Config, count: int) -> list[object
         sites = config.data.sites
         return [persons.get(node, ()) for node in (sites if sites and sites[0] in persons else range(count))]
     if not isinstance(persons, Sequence) or len(persons) != count:
-        raise Refused(f"persons={type(persons).__name__} with data of {count} nodes", "give identifiers by node")
+        raise Refused(f"persons={type(persons).__name__} is no list for each of {count} nodes", "give one by node")
     return list(persons)
 
 
@@ -479,16 +479,16 @@ def _vocabulary(x: NDArray[Any], vocabulary: int | None, model: nn.Module | None
 
 def _looked_up(model: nn.Module, shape: tuple[int, ...]) -> int | None:
     """Return the rows of the smallest embedding that is shown ones for such samples of ones; None: there is none."""
-    still, seen = copy.deepcopy(model).cpu().eval(), list[int]()
+    still, rows = copy.deepcopy(model).cpu().eval(), list[int]()
 
-    def note(layer: nn.Module, given: tuple[Any, ...], _out: object) -> None:
+    def look_up(layer: nn.Module, given: tuple[Any, ...], _out: object) -> None:
         if given and bool((given[0] == 1).all()):  # an embedding of positions is shown others
-            seen.append(int(layer.num_embeddings))  # type: ignore[arg-type]
+            rows.append(int(layer.num_embeddings))  # type: ignore[arg-type]
 
     for layer in still.modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
-            layer.register_forward_hook(note)
+            layer.register_forward_hook(look_up)
     with torch.no_grad(), contextlib.suppress(RuntimeError, TypeError, ValueError, IndexError):  # it takes real numbers
         still(torch.ones(2, *shape, dtype=torch.int64))
-        return min(seen, default=None)
+        return min(rows, default=None)
     return None

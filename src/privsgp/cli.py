@@ -42,7 +42,7 @@ class _Commands(typer.core.TyperGroup):
     """All commands, in the order of their panels. An interrupted run says how to continue; typer would say nothing."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - typer's own
-        known = {name: place for place, name in enumerate(cli_data.ORDER)}
+        known = {name: position for position, name in enumerate(cli_data.ORDER)}
         return sorted(super().list_commands(ctx), key=lambda name: known.get(name, len(known)))
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own
@@ -52,7 +52,7 @@ class _Commands(typer.core.TyperGroup):
             there = "a checkpoint is kept: continue with the same command and --resume"
             none = "there is no checkpoint (none was due, or engine.checkpoint_every = 0): the same command starts over"
             err.print(f"{stopped}; {there if stopped.kept else none}", soft_wrap=True)
-            raise typer.Exit(130) from None
+            raise typer.Exit(stopped.status) from None
 
 
 app = typer.Typer(
@@ -73,7 +73,7 @@ def command_line() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line; turn refusals into status 2."""
+    """Run the command line; each kind of failure has a status of its own (docs/reference/exit-status.md)."""
     try:
         command_line()()
     except Refused as refused:
@@ -81,12 +81,12 @@ def main() -> None:
         sys.exit(2)
     except Diverged as diverged:
         show_end(str(diverged))
-        sys.exit(1)
+        sys.exit(4)
     except OSError as error:
         resume = ", with --resume if the run has begun" if sys.argv[1:2] == ["train"] else ""
         again = f"No file is half-written: run the same command again{resume}"
         show_end(str(error), f"  → {mending(error, 'find out why the system refused it')}. {again}")
-        sys.exit(1)
+        sys.exit(6)
 
 
 def _version(asked: bool) -> None:  # noqa: FBT001 - typer hands it in
@@ -126,9 +126,9 @@ def train(
     with later.package("torch"):
         from privsgp.engine.folder import refuse_used
 
-    place = folder or Path("runs") / settings.name
+    run_folder = folder or Path("runs") / settings.name
     if "WORLD_SIZE" not in os.environ:  # processes of torchrun refuse together, once they have met
-        refuse_used(place, resume=resume, secret=settings.secret)
+        refuse_used(run_folder, resume=resume, secret=settings.secret)
     from privsgp.planner import planning
     from privsgp.report import page
     from privsgp.runs import problem as problems
@@ -137,11 +137,11 @@ def train(
 
     world = rendezvous.join()
     if not world.rank:  # of several processes the first speaks
-        note(*([training.standing(place)] if resume else []))
+        note(*([training.resume_note(run_folder)] if resume else []))
     with doing("reading the data", quiet=world.rank > 0) as say:
         problem = problems.load_problem(settings, data_dir, world)
         settings, plan = planning.with_choices(
-            settings, problem, place, resume=resume, world=world, data_dir=data_dir, say=say
+            settings, problem, run_folder, resume=resume, world=world, data_dir=data_dir, say=say
         )
     problem = problems.at_start(settings, problem)
     if plan is not None:
@@ -150,7 +150,7 @@ def train(
     show_log()
     with bar(settings.algorithm.steps) as watch:
         result = training.run(
-            settings, problem, place, resume=resume, moved=moved, watch=watch, plan=plan, world=world,
+            settings, problem, run_folder, resume=resume, moved=moved, watch=watch, plan=plan, world=world,
         )  # fmt: skip
     if not world.rank:
         page.leave(result.folder, result.summary)
@@ -209,26 +209,26 @@ def audit(
 
 @app.command(**about("ledger"))
 def ledger(
-    place: Annotated[
+    path: Annotated[
         Path, typer.Argument(help="A run folder, a ledger folder, or one ledger file.", callback=cli_data.there)
     ],
     as_json: Json = False,
 ) -> None:
-    """Check the ledgers of a run, and recompute each node's ε. Status 1 if one is above its budget."""
+    """Check the ledgers of a run, and recompute each node's ε. Status 3 if one is above its budget."""
     from privsgp.accounting.statements import statements
 
-    found = statements(place)
+    found = statements(path)
     if as_json:
         typer.echo(json.dumps([statement.to_json() for statement in found]))
     else:
         from privsgp.sites import signed
 
         show_statements(found)
-        if (agreed := signed.read(place)) is not None:
+        if (agreed := signed.read(path)) is not None:
             err.print(agreed.text, soft_wrap=True)
     if above := [s.name for s in found if s.above]:
         err.print(f"privsgp: ε spent is above its budget: {', '.join(above)}", style="bold red", soft_wrap=True)
-        raise typer.Exit(1)
+        raise typer.Exit(3)
 
 
 @app.command(**about("budget"))
@@ -251,7 +251,7 @@ def budget(as_json: Json = False) -> None:
 
 @app.command(**about("report"))
 def report(
-    place: Annotated[
+    path: Annotated[
         Path, typer.Argument(metavar="RUN", help="The folder of a run or a description.", callback=cli_data.there)
     ],
     file: Annotated[Path | None, typer.Option("--out", help="Default: report.html in the run's folder.")] = None,
@@ -259,14 +259,14 @@ def report(
     """Write one page about a finished run: metrics, privacy, network, and how to repeat it. Or about a description."""
     from privsgp.report import page
 
-    out = file or place / page.NAME
-    page.write(place, out)
+    out = file or path / page.NAME
+    page.write(path, out)
     err.print(f"written to {out}", soft_wrap=True)
 
 
 @app.command(**about("dossier"))
 def dossier(
-    place: Annotated[
+    path: Annotated[
         Path, typer.Argument(metavar="RUN|STUDY", help="A run's folder or a *.study file.", callback=cli_data.there)
     ],
     folder: Annotated[Path, typer.Option("--out", help="A new folder.")] = Path("dossier"),
@@ -277,7 +277,7 @@ def dossier(
     """Write the folder that a data-protection officer files. No legal advice: open questions are listed."""
     from privsgp.report.dossier import write_dossier
 
-    questions = write_dossier(place, folder, attacked)
+    questions = write_dossier(path, folder, attacked)
     err.print(f"written to {folder}: {len(questions)} questions are open", soft_wrap=True)
     for question in questions:
         err.print(f"open: {question}", soft_wrap=True)

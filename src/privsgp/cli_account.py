@@ -75,7 +75,7 @@ def _config(
     values = {"data": {"nodes": nodes, "sizes": [samples] * nodes}, "algorithm": section}
     config = configs.parse(values | {"privacy": privacy | {"spare": 0.0}}, changes or [])
     if not config.private:
-        raise Refused(f"--algorithm {algorithm}", "take one that adds noise: this one has no ε")
+        raise Refused(f"--algorithm {algorithm} adds no noise and has no ε", "take one that adds noise")
     return config
 
 

@@ -56,7 +56,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and no
 def one_of(option: str, value: str, known: Sequence[str]) -> None:
     """Refuse a value that an option does not know."""
     if value not in known:
-        raise Refused(f"--{option} {value}", f"take one of {', '.join(known)}")
+        raise Refused(f"--{option} {value} is unknown", f"take one of {', '.join(known)}")
 
 
 # Every command in the order of help: its panel there, and an example.
@@ -102,13 +102,13 @@ _COMMANDS = {
         "reproduce": "privsgp reproduce --list",
     },
 }
-_PLACES = {name: (panel, example) for panel, found in _COMMANDS.items() for name, example in found.items()}
-ORDER = list(dict.fromkeys(name.partition(" ")[0] for name in _PLACES))
+_PANELS_AND_EXAMPLES = {name: (panel, example) for panel, found in _COMMANDS.items() for name, example in found.items()}
+ORDER = list(dict.fromkeys(name.partition(" ")[0] for name in _PANELS_AND_EXAMPLES))
 
 
 def about(name: str) -> dict[str, Any]:
     """Return the help panel and the example of a command, as typer takes them."""
-    panel, example = _PLACES[name]
+    panel, example = _PANELS_AND_EXAMPLES[name]
     return {"rich_help_panel": panel, "epilog": f"Example: {example}"}
 
 
@@ -257,7 +257,7 @@ def numbers(option: str, text: str) -> list[float]:
     try:
         return [float(part) for part in text.strip().removesuffix(",").split(",")] if text else []
     except ValueError:
-        raise Refused(f"--{option} {text}", "give numbers with commas between") from None
+        raise Refused(f"--{option} {text} is no list of numbers", "give numbers with commas between") from None
 
 
 def describe(

@@ -61,7 +61,7 @@ def _csv_rows(result: Result, x: Any, files: list[str] | None) -> list[list[Any]
         p, known = result.predict_proba(x), result.card.get("class_names")
         names: list[Any] = list(range(p.shape[1])) if known is None else list(map(visible, known))
         if len(names) != p.shape[1]:
-            raise Refused(f"{len(names)} names of {p.shape[1]} classes", "put a copy of the model's file back")
+            raise Refused(f"the model names {len(names)} classes and has {p.shape[1]}", "put a copy of its file back")
         head = [first, "class", *(f"p{c}" if isinstance(c, int) else f"p({c})" for c in names)]
         rows = zip(called, result.calibration.classes(p), p, strict=True)
         return [head, *([i, names[c], *(f"{v:.6g}" for v in row)] for i, c, row in rows)]
@@ -109,7 +109,7 @@ def evaluate(
     if private:
         if calibrate or threshold_for:
             raise Refused(
-                "--private with --calibrate or --threshold-for",
+                "--private does not go with --calibrate or --threshold-for",
                 "evaluate privately first, then name RUN/evaluation-1/evaluation.json with these options",
             )
         _evaluate_privately(run, file, changes or [], data_dir, as_json=as_json)

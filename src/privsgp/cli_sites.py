@@ -205,14 +205,14 @@ def amend_agreement(
 
 def _pairs(option: str, form: str, given: list[str] | None) -> list[tuple[str, str]]:
     parts = [one.rpartition("=") for one in given or []]
-    if wrong := [f"{left}{right}" for left, equals, right in parts if not (left and equals and right)]:
-        raise Refused(f"{option} {wrong[0]}", f"write {option} {form}")
-    return [(left, right) for left, _, right in parts]
+    if wrong := [f"{name}{right}" for name, equals, right in parts if not (name and equals and right)]:
+        raise Refused(f"{option} {wrong[0]} is not of the form {form}", f"write {option} {form}")
+    return [(name, right) for name, _, right in parts]
 
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise Refused(f"--add …={text}", "write --add CARD=J, with the number of the site's samples")
+        raise Refused(f"--add …={text} is no number", "write --add CARD=J, with the number of the site's samples")
     return int(text)
 
 
@@ -222,7 +222,10 @@ def _sum(settings: Config, epsilon: float | None, run: Path | None, output: Path
     from privsgp.sites import sums
 
     if (epsilon is None) == (run is None) or settings.data.sizes is None:
-        raise Refused("--describe with --evaluate, or no data.sizes", "give one, and how many persons each site counts")
+        raise Refused(
+            "--describe and --evaluate were given together, or data.sizes is missing",
+            "give one of the two, and write data.sizes: how many persons each site counts",
+        )
     if run is not None:
         shutil.copyfile(evaluation.agreed_model(run), output.with_suffix(".safetensors"))
     return sums.like(settings, run, settings.data.sizes, epsilon or settings.evaluation.epsilon)
@@ -353,8 +356,8 @@ def join(
     refuse_own_certificate(own)
     proposed = Study.read(study)
     proposed.node(own)
-    place = folder or proposed.default_folder
-    if not place.exists():  # a site that has begun may continue after the expiry: `run.join` decides
+    run_folder = folder or proposed.default_folder
+    if not run_folder.exists():  # a site that has begun may continue after the expiry: `run.join` decides
         proposed.refuse_expired()
     from privsgp.report import page
     from privsgp.runs import views
@@ -367,15 +370,15 @@ def join(
     options: dict[str, Any] = {"device": device, "moved": moved, "test": test, "ended": ended}
     try:
         with bar(agreement.rounds, quiet=log_format == "json") as watch:
-            summary = run.join(study, data, home=own.home, out=place, watch=watch, say=_say, **options)
+            summary = run.join(study, data, home=own.home, out=run_folder, watch=watch, say=_say, **options)
     except Interrupted as stopped:
         _say(f"{stopped}; every step is kept: unless this site has left, the same command continues")
         raise typer.Exit(130) from None
     if "sum" in summary:
         _show_sum(summary["sum"], as_json=as_json)
         return
-    page.leave(place, summary)
-    tell(summary, _show_run, views.of(summary, place), as_json=as_json)
+    page.leave(run_folder, summary)
+    tell(summary, _show_run, views.of(summary, run_folder), as_json=as_json)
 
 
 def _show_sum(found: dict[str, Any], *, as_json: bool) -> None:
@@ -410,17 +413,17 @@ def status(
     from privsgp.sites.agreement import Agreement
 
     agreement, own = Agreement.read(study), _site(home)
-    place = folder or agreement.default_folder
-    told = states.read(agreement, own, place)
+    run_folder = folder or agreement.default_folder
+    values = states.read(agreement, own, run_folder)
     if serve is not None:
-        _serve(serve, agreement, own, place)
+        _serve(serve, agreement, own, run_folder)
         return
-    tell(told, show, agreement.name, site_page.rows(agreement, agreement.node(own), told), as_json=as_json)
-    if not as_json and site_page.stopped(told):
+    tell(values, show, agreement.name, site_page.rows(agreement, agreement.node(own), values), as_json=as_json)
+    if not as_json and site_page.stopped(values):
         out.print("next: privsgp join goes on with the same options; nothing is charged twice")
 
 
-def _serve(address: str, agreement: Agreement, own: Site, place: Path) -> None:
+def _serve(address: str, agreement: Agreement, own: Site, run_folder: Path) -> None:
     """Serve the page until Ctrl-C; beyond this machine only to those that have the token."""
     from privsgp.engine.stopping import Stopping
     from privsgp.report import site as site_page
@@ -428,7 +431,7 @@ def _serve(address: str, agreement: Agreement, own: Site, place: Path) -> None:
 
     token = None if web.is_loopback(address) else secrets.token_urlsafe(24)
     query = "" if token is None else f"?token={token}"
-    pages, stopping = site_page.pages(agreement, own, place, query), Stopping()
+    pages, stopping = site_page.pages(agreement, own, run_folder, query), Stopping()
     with stopping, web.served("--serve", address, pages, only_here=token is None, token=token):
         out.print(f"http://{address}/{query} until Ctrl-C", soft_wrap=True)
         while not stopping.asked:
@@ -439,9 +442,9 @@ def leave(study: StudyPath, home: Home = None, folder: Out = None) -> None:
     """Leave a run permanently, and inform the others. Spent budget stays spent."""
     from privsgp.sites.run import leave as go
 
-    told = go(study, home=_home(home), out=folder)
+    others_know = go(study, home=_home(home), out=folder)
     out.print(
-        "this site has left; the others were told" if told else "the process that takes part tells the others, and ends"
+        "this site has left. The others know" if others_know else "the running process informs the others, and ends"
     )
 
 
@@ -462,14 +465,14 @@ def relay(
 
 
 def doctor(study: StudyPath, home: Home = None) -> None:
-    """Check policy, names, ports, certificates, clock and proxy before joining. Status 1 if a check fails."""
+    """Check policy, names, ports, certificates, clock and proxy before joining. Status 3 if a check fails."""
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.doctor import examine
 
     found = examine(_site(home), Agreement.read(study))
     show("doctor", [(one.what, ("" if one.fine else "✗ ") + one.text) for one in found])
     if not all(one.fine for one in found):
-        raise typer.Exit(1)
+        raise typer.Exit(3)
     out.print(f"next: privsgp join {study} --data FILE", soft_wrap=True)
 
 

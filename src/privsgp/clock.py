@@ -59,13 +59,13 @@ class Times:
         slow = self.slowdown if node in self.slow else 1.0
         if not self.spread:
             return slow
-        chunk, place = divmod(number, _CHUNK)
-        return float(_gradients(self, node, chunk)[place]) * slow
+        chunk, index = divmod(number, _CHUNK)
+        return float(_gradients(self, node, chunk)[index]) * slow
 
     def pick(self, node: int, number: int, choices: int) -> int:
         """Return one of 0 … choices − 1 with equal probability: the partner for a node's `number`-th gradient."""
-        chunk, place = divmod(number, _CHUNK)
-        return int(_uniforms(self.seed, "partner", node, chunk)[place] * choices)
+        chunk, index = divmod(number, _CHUNK)
+        return int(_uniforms(self.seed, "partner", node, chunk)[index] * choices)
 
     @cached_property
     def slow(self) -> frozenset[int]:

@@ -66,17 +66,17 @@ def brier(survival: Floats, time: Floats, event: Flags, at: float) -> float:
 
     A person counts by one over the probability not to be censored before the event, or before that time (Graf 1999).
     """
-    known, left = _product_limit(time, ~event, event)
-    seen = np.maximum(left, 1 / len(time) ** 2)  # zero where nobody is left to be counted
+    known, remaining = _product_limit(time, ~event, event)
+    uncensored = np.maximum(remaining, 1 / len(time) ** 2)  # zero where nobody is left to be counted
     died, alive = event & (time <= at), (time > at) | ((time == at) & ~event)
-    weight = died / seen[np.searchsorted(known, time)] + alive / seen[np.searchsorted(known, at)]
+    weight = died / uncensored[np.searchsorted(known, time)] + alive / uncensored[np.searchsorted(known, at)]
     return float((weight * np.square(alive - survival)).mean())
 
 
 def _product_limit(time: Floats, event: Flags, first: Flags) -> tuple[Floats, Floats]:
     """Return the times, and the share left before the first and after each; those in `first` leave before others."""
-    known, place = np.unique(time, return_inverse=True)
-    counts, events, gone = (np.bincount(place, w, len(known)) for w in (np.ones_like(time), event, first))
+    known, index = np.unique(time, return_inverse=True)
+    counts, events, gone = (np.bincount(index, w, len(known)) for w in (np.ones_like(time), event, first))
     there = len(time) - np.concatenate([[0], np.cumsum(counts)[:-1]]) - gone
     return known, np.concatenate([[1.0], np.cumprod(1 - events / np.maximum(there, 1))])
 

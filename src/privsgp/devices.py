@@ -125,7 +125,7 @@ def device_name(name: str) -> str:
     there = ["auto", "cpu", *(["cuda", *gpus] if gpus else [])]
     if name not in there:
         words = "" if gpus else ": torch sees no GPU here"
-        raise Refused(f"engine.device = {name!r}", f"take one of {', '.join(there)}{words}")
+        raise Refused(f"engine.device = {name!r} is not on this machine", f"take one of {', '.join(there)}{words}")
     return name
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import re
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,7 +96,7 @@ def refuse_below_one(**counts: int | None) -> None:
     """Refuse a count below one. None means that the option was not given."""
     for option, count in counts.items():
         if count is not None and count < 1:
-            raise Refused(f"--{option.replace('_', '-')} {count}", "take at least 1")
+            raise Refused(f"--{option.replace('_', '-')} {count} is below 1", "take at least 1")
 
 
 _REMEDIES = {
@@ -117,7 +117,9 @@ def mending(error: OSError, otherwise: str) -> str:
 
 
 class Stopped(InWords):
-    """A run that ended early, after `step`. `kept` is true if a checkpoint holds it."""
+    """A run that ended early, after `step`. `kept` is true if a checkpoint holds it; `status` is the command's."""
+
+    status: ClassVar[int]
 
     def __init__(self, words: str, step: int) -> None:
         super().__init__(words)
@@ -131,6 +133,8 @@ class Stopped(InWords):
 
 class Interrupted(Stopped, KeyboardInterrupt):
     """A signal stopped the run. `except Exception`, around one run of many, lets it through like any Ctrl-C."""
+
+    status = 130
 
     def __init__(self, step: int) -> None:
         super().__init__(f"stopped after step {step}", step)

@@ -111,13 +111,15 @@ def shaped(found: object, shape: type[Shape], where: str) -> Shape:
 def read_toml(path: Path, what: str, see: str, most: int = 2**20) -> dict[str, Any]:
     """Return what a TOML file says; `what` it is, and where to `see` how it is written, go into a refusal."""
     try:
-        return tomllib.loads(read_bytes(path, most).decode("utf-8-sig"))
+        found = tomllib.loads(read_bytes(path, most).decode("utf-8-sig"))
+        repr(found)  # keys of thousands of parts are refused here, not where an error shows their value
     except OSError as error:
         raise Refused(f"cannot read the {what} {path}: {error.strerror}", f"name one that is there; {see}") from error
     except Refused:
         raise
     except (ValueError, RecursionError) as error:  # bytes or digits that are none, brackets without an end
         raise Refused(f"{path} is not TOML: {error}", see) from error
+    return found
 
 
 def _damaged(where: str, why: str) -> Refused:

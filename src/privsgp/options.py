@@ -28,9 +28,9 @@ class Options(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:  # noqa: ANN401 - pydantic's own
-        told = [f"    {name}: {field.description}" for name, field in cls.model_fields.items() if field.description]
-        if told and "Args:" not in (doc := inspect.cleandoc(cls.__doc__ or "")):
-            cls.__doc__ = "\n".join([doc, "", "Args:", *told])
+        lines = [f"    {name}: {field.description}" for name, field in cls.model_fields.items() if field.description]
+        if lines and "Args:" not in (doc := inspect.cleandoc(cls.__doc__ or "")):
+            cls.__doc__ = "\n".join([doc, "", "Args:", *lines])
 
 
 def option(default: Any, meaning: str) -> Any:  # noqa: ANN401 - a field of any type

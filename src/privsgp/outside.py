@@ -52,7 +52,7 @@ def fault(error: ValidationError) -> str:
     return shown(f"{where}: {first['msg']}" if where else first["msg"])[1:-1]
 
 
-def shown(said: object) -> str:
+def shown(value: object) -> str:
     """Return a peer's value as it may be printed: no control characters, and not at any length."""
-    word = json.dumps(said)
+    word = json.dumps(value)
     return word if len(word) <= _LONGEST else word[:_LONGEST] + " …"

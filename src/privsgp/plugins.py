@@ -45,5 +45,5 @@ def load(entry: EntryPoint) -> Any:  # noqa: ANN401 - whatever a package offers
 def formula(name: str) -> Any:  # noqa: ANN401 - a module
     """Return the module of a paper's calibration, which guarantees nothing: its `sigma` is the noise for a budget."""
     if (entry := offered(FORMULAS).get(name)) is None:
-        raise Refused(f"accountant = {name!r}", "install privsgp again: its metadata do not name this formula")
+        raise Refused(f"accountant = {name!r}: no installed package has this formula", "install privsgp again")
     return load(entry)

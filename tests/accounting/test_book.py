@@ -259,3 +259,28 @@ def test_an_entry_whose_ledger_was_opened_is_not_replaced(book):
     book.remember("a", {0: (0, "head")})
     with pytest.raises(Refused, match="another folder or a copy"):
         book.enter([entry("a")], [records(1)])
+
+
+@pytest.mark.parametrize(("counts", "refused"), [({"a": 20}, "b"), ({"a": 20, "b": 3}, "b"), ({"a": 9, "b": 5}, "a")])
+def test_a_run_that_does_not_count_what_another_has_spent_of_its_budget_is_refused(tmp_path, counts, refused):
+    """Else two runs that continue one would each spend the whole budget, and count once."""
+    book = Book(tmp_path)
+    book.enter([entry("a")], [records(1)])
+    book.remember("a", {0: (20, "head")})
+    book.enter([entry("b", ledger="a/0")], [records(1)], counted={"a": 20})
+    book.remember("b", {0: (5, "head")})
+    with pytest.raises(Refused, match=rf"\({refused}\) has spent \d+ releases of the budget that .* continues, and"):
+        book.enter([entry("c", ledger="a/0")], [records(1)], counted=counts)
+    assert [one.run for one in book.entries()] == ["a", "b"]
+    book.enter([entry("c", ledger="a/0")], [records(1)], counted={"a": 20, "b": 5})
+
+
+def test_of_two_runs_that_continue_one_the_first_ends_before_it_spends(tmp_path):
+    """Both were entered before either had begun; the first one's process still runs."""
+    book = Book(tmp_path)
+    book.enter([entry("a")], [records(1)])
+    for run in "bc":
+        book.enter([entry(run, ledger="a/0"), entry(f"{run}/held out", ledger="d")], [records(1)] * 2, counted={"a": 0})
+    with pytest.raises(Refused, match="does not know node 0"):
+        book.remember("b", {0: (1, "head")})
+    book.remember("c", {0: (1, "head")})

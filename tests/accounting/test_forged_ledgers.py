@@ -148,7 +148,7 @@ def test_a_ledger_above_its_budget_ends_with_a_status_and_names_the_node(tmp_pat
     assert spent[3] < 50.0 < spent[2]
     for options in ([], ["--json"]):
         ran = runs.command("ledger", tmp_path, *options)
-        assert ran.code == 1
+        assert ran.code == 3
         assert ran.out
         assert "above its budget: node 2" in ran.err
         assert "node 3" not in ran.err

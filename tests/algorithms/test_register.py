@@ -110,7 +110,7 @@ def test_what_is_no_method_is_refused():
     class Shared(EvenSteps):
         name = "pairwise"
 
-    for wrong, why in ((Nameless, "name"), (Impostor, "privsgp-vr"), (Undocumented, "without a meaning"), (int, "int")):
+    for wrong, why in ((Nameless, "name"), (Impostor, "privsgp-vr"), (Undocumented, "no description"), (int, "int")):
         with pytest.raises(Refused, match=why):
             privsgp.register(wrong)
     for wrong, why in ((Shared, "pairwise"), (int, "int")):

@@ -180,7 +180,7 @@ def test_a_site_commits_records_posts_and_waits():
         prepare=noted("prepare", "messages"), post=noted("post"), arrive=noted("wait", (X, W)),
         outbox=SimpleNamespace(bytes_to=Counter({1: 40})),
     )  # fmt: skip
-    guard = SimpleNamespace(digests=lambda _x: ["a hash"], note=noted("record"), heads=noted("heads"))
+    guard = SimpleNamespace(digests=lambda _x: ["a hash"], record_digests=noted("record"), heads=noted("heads"))
     site = SiteDriver(transport, guard, noted("commit"), sent=2)
     answers = []
     drive(_step(answers, Release(X), Exchange(X, W)), 5, site)

@@ -87,7 +87,7 @@ def test_made_up_images_are_images(kind):
 @pytest.mark.parametrize(
     ("choice", "shape", "words"),
     [
-        (SMALL, (64,), r"features.name = 'scattering' with samples of shape \[64\]"),
+        (SMALL, (64,), r"features.name = 'scattering' does not take samples of shape \[64\]"),
         ({"like": "strokes", "components": 33}, (8, 8), "features.components = 33"),
     ],
 )

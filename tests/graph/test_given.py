@@ -83,7 +83,7 @@ def test_train_takes_a_graph_a_partition_and_a_callback(tmp_path):
     assert steps == [(k, k) for k in range(1, 5)]
     assert result.summary["nodes"] == 3
     assert len(set(result.summary["samples"])) > 1
-    with pytest.raises(Refused, match="3 nodes with nodes = 2"):
+    with pytest.raises(Refused, match="3 nodes, and nodes = 2"):
         trained(tmp_path / "other", graph=ring, nodes=2)
 
 

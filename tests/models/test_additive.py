@@ -83,7 +83,7 @@ def test_each_column_has_inputs_of_norm_one():
 
 
 @pytest.mark.parametrize(("more", "what"), [
-    ({"schema": None}, "without a schema"), ({"outputs": 3}, "3 outputs"), ({"pairs": [["age", "ag"]]}, "'ag'"),
+    ({"schema": None}, "without a schema"), ({"outputs": 3}, "the data need 3"), ({"pairs": [["age", "ag"]]}, "'ag'"),
     ({"pairs": [["age", "age"]]}, "age"), ({"pairs": [["age", "sex"], ["sex", "age"]]}, "sex"),
 ])  # fmt: skip
 def test_refusals(more, what):

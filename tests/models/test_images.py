@@ -54,6 +54,6 @@ def test_the_same_seed_gives_the_same_bits():
 
 @pytest.mark.parametrize(("name", "shape"), [("cnn", (784,)), ("cnn", (1, 12, 28)), ("resnet18", (3, 4, 32))])
 def test_what_is_no_image_is_refused(name, shape):
-    with pytest.raises(Refused, match=rf"model.name = '{name}' with inputs of shape") as refusal:
+    with pytest.raises(Refused, match=rf"model.name = '{name}' does not take inputs of shape") as refusal:
         make(name, input_shape=shape, outputs=10, seed=0)
     assert "'mlp' takes any input" in refusal.value.remedy

@@ -141,7 +141,7 @@ def test_counts_of_another_model_and_a_silent_option_are_refused(place):
     train(place)
     assert evaluate(place).code == 0
     counts = place / "run" / "evaluation-1" / "evaluation.json"
-    assert "--private with --calibrate" in evaluate(place, "--calibrate").err
+    assert "--private does not go with --calibrate" in evaluate(place, "--calibrate").err
     assert "has metrics already" in runs.command("evaluate", place / "run", counts).err
     found = json.loads(counts.read_text())
     counts.write_text(json.dumps(found | {"model": "0" * 64}))

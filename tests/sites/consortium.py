@@ -103,6 +103,8 @@ class Faults:
     hours: float = 0.0  # its clock is ahead by so many
     lie: float | None = None  # from the fifth step on it sends this number in the place of each weight of its model
     space: str | None = None  # its network namespace
+    release: str | None = None  # of privsgp, if another one is installed there
+    protocol: int | None = None  # which it has
 
 
 @dataclass
@@ -364,6 +366,15 @@ def _afflict(faults: Faults, log: Path) -> None:
         _lose(faults, log)
     if faults.lie is not None:
         _lie(faults.lie)
+    _install(__version__=faults.release, PROTOCOL=faults.protocol)
+
+
+def _install(**values: Any) -> None:
+    """Let this process be of another release."""
+    for name, module in list(sys.modules.items()):
+        for key, value in values.items():
+            if value is not None and name.startswith("privsgp") and hasattr(module, key):
+                setattr(module, key, value)
 
 
 def _note_first(path: Path) -> None:

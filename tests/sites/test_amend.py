@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
+import yaml
 from consortium import digits, free_ports
 from safetensors.numpy import load_file
 
@@ -22,12 +25,14 @@ from privsgp.runs import config as configs
 from privsgp.sites import amend, continuing
 from privsgp.sites.agreement import Agreement, propose
 from privsgp.sites.identity import Site
+from privsgp.sites.run import join
 from privsgp.sites.study import Continues, Limits, Study
 
 RUN = {
     "privacy": {"sigma": None, "epsilon": 4.0, "delta": 1e-5},
     "algorithm": {"name": "privsgp", "batch": 20, "steps": 30, "step_size": 0.2, "final_mixing": 6},
 }
+REGISTRY = Path(__file__).parents[1] / "report" / "registry-schema.yaml"
 PAIRED = RUN | {"privacy": RUN["privacy"] | {"noise": "pairwise", "honest": 3}}
 
 
@@ -105,9 +110,19 @@ def test_a_site_without_its_disk_rejoins_and_all_that_it_had_reserved_is_spent(c
         (sets,) = [sets for node, sets in book.sets_of({entry.run}).items() if node == entry.node]
         assert book.spent_by(sets[-1], "zero-out").epsilon == 8.0
     write_dossier(again.out(0), c.folder / "dossier")
+    filed = yaml.safe_load((c.folder / "dossier" / "registry.yaml").read_text())
+    jsonschema.validate(filed, yaml.safe_load(REGISTRY.read_text()))
+    assert filed["deployment"]["privacy_loss"]["privacy_parameters"]["epsilon"] >= max(
+        again.summary(i)["epsilon_spent"][i] for i in range(3)
+    )
     annex = (c.folder / "dossier" / "assessment.md").read_text()
     assert "basel: 30 releases of an earlier run count too" in annex
     assert "This organisation's process was started 1 time(s)" in annex
+    other = c.folder / "fork.study"
+    changes = amend.Changes(lost=["basel"], releases=count, settings=["privacy.epsilon=9.0"])
+    amend.amend(c.agreement, c.sites[2], c.out(2), changes, other)
+    with pytest.raises(Refused, match=r"has spent \d+ releases of the budget that fork continues, and fork counts 0"):
+        join(other, c.files[0], home=c.sites[0].home, out=c.folder / "fork", ended=c.out(0))
     c.start(0)  # the ended run: nothing is released there any more
     c.processes[0].join(5.0)
     c.stop()
@@ -176,7 +191,7 @@ CHANGED = {
     "the relation": ({"set": ["privacy.relation=replace-one"]}, "privacy.relation is 'replace-one'"),
     "the model": ({"set": ["model.name=mlp"]}, "model is"),
     "a seed": ({"set": ["seed=1"]}, "a seed is True"),
-    "the budget": ({"set": ["privacy.epsilon=0.01"]}, "of which earlier runs on these records have spent"),
+    "the budget": ({"set": ["privacy.epsilon=0.01"]}, "earlier runs on these records have spent"),
 }
 
 

@@ -32,7 +32,7 @@ from privsgp.sites.canonical import canonical
 from privsgp.sites.identity import Card, Site, _certificate, _p256, _pem, _to_sign, load_key, private_pem
 from privsgp.sites.net.relay import Seal
 from privsgp.sites.protocol.frames import Frame, Rejected
-from privsgp.sites.protocol.gossip import Goodbye, Gossip, Hello, read_said
+from privsgp.sites.protocol.gossip import Goodbye, Gossip, Hello, read_message
 from privsgp.sites.protocol.mailbox import Inbox, Outbox
 from privsgp.sites.protocol.outliers import Outliers
 from privsgp.sites.run import _enter, _prepare, _spec, check_policy, join, leave, wire
@@ -497,7 +497,7 @@ def test_a_hello_of_the_largest_roster_is_read(three):
     head = frame(three, 2**31, 0.5, source=1, target=2, incarnation=2**31).evidence()
     each = {"signatures": "0" * 128, "pair_keys": "0" * 192, "heads": head, "heard": 1 / 3}
     hello = said | {key: dict.fromkeys(map(str, range(1024)), value) for key, value in each.items()}
-    assert len(read_said(Hello, canonical(hello), 1024).heads) == 1024
+    assert len(read_message(Hello, canonical(hello), 1024).heads) == 1024
 
 
 def arriving(c, tmp_path, frames, agreement=None, stop=None, **limits):
@@ -564,7 +564,7 @@ def test_a_paused_site_goes_on_when_the_member_has_left(three, tmp_path):
     transport, _ = arriving(
         three, tmp_path, [frame(three, 0, 1 / 3, source=1), far], max_update=20.0, stop=lambda: False
     )
-    threading.Timer(0.3, lambda: transport.members.left.update({2: Goodbye(taken={}, signature="0" * 128)})).start()
+    threading.Timer(0.3, lambda: transport.members.goodbyes.update({2: Goodbye(taken={}, signature="0" * 128)})).start()
     x, w = step(transport)
     assert float(x.abs().max()) == 0
     assert float(w) == pytest.approx(2 / 3)

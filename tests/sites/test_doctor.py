@@ -55,7 +55,7 @@ def test_everything_is_fine_but_nobody_has_joined_yet(three):
     found = findings(three)
     assert [what for what, one in found.items() if not one.fine] == ["basel", "cork"]
     assert "refuses the connection: ask basel whether `privsgp join` runs there" in found["basel"].text
-    assert command("doctor", three.study, "--home", three.sites[0].home).code == 1
+    assert command("doctor", three.study, "--home", three.sites[0].home).code == 3
 
 
 def test_a_site_that_is_there_answers_with_its_key(consortium):

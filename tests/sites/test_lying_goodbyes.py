@@ -19,9 +19,9 @@ def _goodbye(c, taken):
 
 def _leaves(members, goodbye):
     """Tell whether a goodbye is believed that was not known before."""
-    before = dict(members.left)
+    before = dict(members.goodbyes)
     members.take_up({}, goodbye, {})
-    return members.left != before
+    return members.goodbyes != before
 
 
 def test_a_lie_about_what_was_taken_changes_no_message_and_counts_once(three, caplog):
@@ -51,5 +51,5 @@ def test_a_goodbye_names_nobody_whose_messages_cannot_have_been_taken(tmp_path):
     members = Gossip(c.agreement, 0, 1, c.agreement.sign(c.sites[0]))
     assert not _leaves(members, _goodbye(c, {0: 3, 1: 3}))
     assert not _leaves(members, _goodbye(c, {2: 3}))
-    assert not members.left
+    assert not members.goodbyes
     assert _leaves(members, _goodbye(c, {1: 3}))

@@ -36,7 +36,7 @@ def test_every_signature_is_checked(three, folder):
     told = signed.read(folder)
     assert told.study.run == three.agreement.run
     assert told.signed == [True, True, False]
-    assert told.left == [False, True, False]
+    assert told.has_left == [False, True, False]
     assert told.text.endswith("; no right signature of cork")
     assert three.sites[0].card.fingerprint in told.text
     (folder / "signatures.json").unlink()

@@ -142,6 +142,11 @@ def test_a_page_of_the_internet_cannot_read_it_through_a_browser_here(three, pla
         assert asked(url + "/")[0] == 200
         assert asked(url + "/", Host="attacker.example:8080")[0] == 403
         assert asked(url + "/status.json", Host="attacker.example")[0] == 403
+        with urlopen(url + "/status.json", timeout=20) as answer:  # noqa: S310
+            headers = answer.headers
+    assert headers["Cross-Origin-Resource-Policy"] == "same-origin"  # a page of another origin cannot embed it
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+    assert headers["Access-Control-Allow-Origin"] is None
 
 
 def test_beyond_this_machine_every_path_needs_the_token(three, place):

@@ -32,7 +32,7 @@ class Constants:
         if not all(0 <= value < math.inf for value in astuple(self)) or not self.smoothness or not self.start:
             raise Refused(
                 ", ".join(f"{name} = {value}" for name, value in asdict(self).items()),
-                "take finite numbers: smoothness above 0, the others at least 0, one of them above 0",
+                "take finite numbers: smoothness and start above 0, the others at least 0",
             )
 
     @property

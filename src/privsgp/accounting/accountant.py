@@ -116,11 +116,11 @@ def check(steps: int, delta: float, relation: str) -> int:
     """Refuse a count, a δ or a relation that cannot be; return the count as a plain integer."""
     count = operator.index(steps) if hasattr(steps, "__index__") else -1
     if not 0 <= count <= _MOST:
-        raise Refused(f"steps = {steps!r}", f"the number of releases is a whole number from 0 to {_MOST:,}")
+        raise Refused(f"steps = {steps!r} is no whole number from 0 to {_MOST:,}", "give the number of releases")
     if not 0 < delta < 1:
-        raise Refused(f"delta = {delta}", "take a δ between 0 and 1, well below 1 / samples")
+        raise Refused(f"delta = {delta} is not between 0 and 1", "take a δ well below 1 / samples")
     if relation not in get_args(Relation):
-        raise Refused(f"relation = {relation!r}", "take 'zero-out' or 'replace-one'")
+        raise Refused(f"relation = {relation!r} is unknown", "take 'zero-out' or 'replace-one'")
     return count
 
 
@@ -211,10 +211,7 @@ def _bases(mechanism: Mechanism, steps: int) -> list[tuple[Mechanism, int]]:
         Composed,
         Anchored,
     ):  # a subclass may be another release
-        raise Refused(
-            f"mechanism = {type(mechanism).__name__}",
-            f"the accountant counts {', '.join(kind.__name__ for kind in _KINDS)} and refuses what it does not know",
-        )
+        raise Refused(f"the accountant does not know {type(mechanism).__name__}", "see accounting/mechanisms.py")
     match mechanism:
         case Shared():  # its σ is what is left of the noise, so a node's releases are those of the base
             return _bases(mechanism.base, steps)

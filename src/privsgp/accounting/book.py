@@ -33,7 +33,7 @@ from privsgp.errors import Refused
 from privsgp.files import read_bytes, user_folder, write_private
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -122,19 +122,23 @@ class Book:
 
     def enter(
         self, entries: Sequence[Entry], records: Sequence[Records | None], *, resumed: bool = False,
-        moved: bool = False, check: Callable[[], None] = lambda: None,
+        moved: bool = False, check: Callable[[], None] = lambda: None, counted: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         """Enter the nodes of a run before their first release.
 
         `resumed`: the run folder holds this run already. `moved` accepts that the folder comes from another place.
-        `check` may refuse: no other process can enter anything between it and this entry.
+        `check` may refuse: no other process can enter anything between it and this entry. `counted` has the runs that
+        this run continues, and how many releases of each its ε counts.
 
         Guarantee: a resumed run has the records that it began with, in the same order, and is no copy that this book
         knows of. A simulation that was entered before with the same records is not entered again.
+        Of a run with `counted`, the budget holds no release that its ε does not count.
         """
         with self._open(write=True, create=True) as db:
             check()
             for entry, own in zip(entries, records, strict=True):
+                if counted:
+                    _refuse_uncounted(db, entry, counted)
                 self._enter(db, entry, own, resumed=resumed, moved=moved)
 
     def _enter(
@@ -362,6 +366,25 @@ def _refuse_other(entry: Entry, before: sqlite3.Row, records: Records | None, *,
         )
     if not same and not moved:
         raise _looks_copied(f"the run in {entry.folder} began in {old}, which is gone")
+
+
+def _refuse_uncounted(db: sqlite3.Connection, entry: Entry, counted: Mapping[str, int]) -> None:
+    """Refuse a run if another one has spent more of its budget than it counts; strike out one that has spent nothing.
+
+    A process of a run that was struck out ends before its first release: `remember` does not find its entry.
+    """
+    for row in db.execute("SELECT * FROM entries WHERE NOT simulation").fetchall():
+        one, agreed = _entry(row), counted.get(run := row["run"].partition("/")[0])
+        if one.budget != entry.budget or run == entry.run.partition("/")[0]:
+            continue
+        if one.charged > (agreed or 0):
+            raise Refused(
+                f"{one.name} ({run[:8]}) has spent {one.charged} releases of the budget that {entry.name} continues, "
+                f"and {entry.name} counts {agreed or 0} of them",
+                f"ask for a study that continues {one.name}, or a new study: its ε adds to what the records have spent",
+            )
+        if agreed is None:
+            db.execute("DELETE FROM entries WHERE run = ? AND node = ?", (one.run, one.node))
 
 
 def _looks_copied(what: str) -> Refused:

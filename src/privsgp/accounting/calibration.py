@@ -55,7 +55,7 @@ def sigma(mechanism: Mechanism, steps: int, epsilon: float, delta: float, relati
     continues = len(mechanism.phases(0)) > 1
     if continues and (before := accountant.epsilon(mechanism, 0, delta, relation).epsilon) >= epsilon / _LEAST_MORE:
         raise Refused(
-            f"epsilon = {up(epsilon)}, of which earlier runs on these records have spent {up(before)}",
+            f"earlier runs on these records have spent ε = {up(before)} of epsilon = {up(epsilon)}: too little is left",
             "take a larger budget for all of them together",
         )
 
@@ -126,11 +126,9 @@ def _search(account: Callable[[float], float], budget: float, start: float, with
 
 def _check(mechanism: Mechanism, epsilon: float) -> None:
     if not 0 < epsilon < math.inf:
-        raise Refused(f"epsilon = {epsilon}", "take a finite budget above 0")
+        raise Refused(f"epsilon = {epsilon} is no finite number above 0", "give a budget, for example 3.0")
     if isinstance(mechanism, Unprotected) or math.isinf(mechanism.clip):
-        raise Refused(
-            f"clip = {mechanism.clip}", "a budget needs clipped gradients: take a finite clip and a private method"
-        )
+        raise Refused(f"clip = {mechanism.clip}: a budget needs clipped gradients", "take a finite clip")
 
 
 def gaussian_sigma(mechanism: Mechanism, steps: int, epsilon: float, delta: float, *, sides: int = 1) -> float:

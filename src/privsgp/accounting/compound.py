@@ -47,7 +47,7 @@ class Anchored(Release):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.anchor_batch is not None and self.anchor_batch > self.samples:
-            size = f"anchor_batch = {self.anchor_batch:g} with samples = {self.samples}"
+            size = f"anchor_batch = {self.anchor_batch:g} is more than samples = {self.samples}"
             raise Refused(size, "take 0 < anchor_batch <= samples")
 
     @property
@@ -218,8 +218,8 @@ class Continued(Wrapper):
             ):
                 raise ValueError("too many, or one that continues others")  # noqa: TRY301
         except (AttributeError, TypeError, ValueError) as error:
-            what = f"earlier = {found!r:.80}: {error!s:.80}"
-            raise Refused(what, "it is a list of mechanisms of one run each, with their releases") from None
+            what = f"earlier = {found!r:.80} is no list of mechanisms: {error!s:.80}"
+            raise Refused(what, "list the mechanism of each earlier run, with its number of releases") from None
         return cls(base, earlier) if earlier else base
 
     def describe(self) -> dict[str, Any]:
@@ -251,7 +251,7 @@ class PersonLevel(Wrapper):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.summed_nodes > 1 and self.correlation < 1:
-            raise Refused(f"correlation = {self.correlation} of messages that are seen as a sum", "take 1")
+            raise Refused(f"correlation = {self.correlation}, and messages are seen as a sum", "take correlation = 1")
 
     @property
     def person(self) -> PersonLevel:

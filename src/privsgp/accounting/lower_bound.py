@@ -39,7 +39,7 @@ def epsilon(mechanism: Mechanism, steps: int, delta: float, relation: Relation, 
         case Composed() | Continued():  # one part alone
             return max(epsilon(inner, n, delta, relation, noise) for inner, n in mechanism.phases(steps))
         case Wrapper():
-            raise Refused(f"mechanism = {type(mechanism).__name__}", "no lower bound is known for it")
+            raise Refused(f"no lower bound is known for {type(mechanism).__name__}", "ask for its ε alone")
         case Anchored():  # a run in which nothing was made again
             anchors = mechanism.anchors(steps)
             kinds = Composed(((mechanism.anchor, anchors), (mechanism.difference, steps - anchors)))

@@ -142,9 +142,9 @@ class Release(Mechanism):
     def __post_init__(self) -> None:
         check_fields(self)
         if self.batch > self.samples:
-            raise Refused(f"batch = {self.batch:g} with samples = {self.samples}", "take 0 < batch <= samples")
+            raise Refused(f"batch = {self.batch:g} is more than samples = {self.samples}", "take 0 < batch <= samples")
         if self.sampling == "fixed" and self.batch != int(self.batch):
-            raise Refused(f"batch = {self.batch:g} with fixed sampling", "a fixed-size batch is a whole number")
+            raise Refused(f"batch = {self.batch:g} with fixed sampling is no whole number", "take a whole number")
 
     def changed(self, **values: Any) -> Self:  # noqa: ANN401
         """Return the same mechanism with other values."""
@@ -236,7 +236,7 @@ def described(values: dict[str, Any]) -> Mechanism:
     kinds = _KINDS | {Anchored.__name__: Anchored}
     kind = kinds.get(str(values.get("mechanism")))
     if kind is None:
-        raise Refused(f"mechanism = {values.get('mechanism')!r:.80}", f"known are {', '.join(kinds)}")
+        raise Refused(f"mechanism = {values.get('mechanism')!r:.80} is unknown", f"take one of {', '.join(kinds)}")
     own = [{f: fields.pop(key) for f, key in wrapper.keys.items() if key in fields} for wrapper in WRAPPERS]
     clip = fields.pop("clip", None)
     try:
@@ -244,7 +244,7 @@ def described(values: dict[str, Any]) -> Mechanism:
         for wrapper, values_of_it in zip(WRAPPERS, own, strict=True):
             made = wrapper.read(made, values_of_it) if values_of_it else made
     except TypeError as error:  # a key is missing, or not known
-        raise Refused(f"mechanism = {kind.__name__}: {error!s:.200}", "docs/proofs/saga.md has its values") from None
+        raise Refused(f"{kind.__name__} has wrong values: {error!s:.200}", "docs/proofs/saga.md lists them") from None
     return made
 
 

@@ -53,7 +53,7 @@ class PairwiseCovariance:
     def __post_init__(self) -> None:
         values = (*self.own, self.pair)
         if not all(0 <= v < math.inf for v in values):
-            raise Refused(f"own variances {self.own} and pair variance {self.pair}", "give finite variances, 0 or more")
+            raise Refused(f"a variance of {self.own}, {self.pair} is negative or not finite", "give finite variances")
 
     @property
     def nodes(self) -> int:
@@ -106,7 +106,7 @@ class PairwiseCovariance:
         Assumes: the honest nodes' noise is ideal, fresh at every release, and theirs alone.
         """
         if not 1 <= honest <= self.nodes:
-            raise Refused(f"honest = {honest} of {self.nodes} nodes", "take 1 to n, the node itself included")
+            raise Refused(f"honest = {honest} is not in 1 … {self.nodes}", "count the node itself and some others")
         variances = _worst(self, honest)
         return [math.sqrt(v) * (1 - DOWN) / step for v, step in zip(variances, self.steps, strict=True)]
 

@@ -140,7 +140,7 @@ def _changed(wrapper: Wrapper) -> tuple[int, float]:
             return wrapper.sites, 1.0
         case PersonLevel():  # all sites of a person at once, or one after the other
             return 1, 1.0
-    raise Refused(f"mechanism = {type(wrapper).__name__}", "no Rényi bound is known for it")
+    raise Refused(f"no Rényi bound is known for {type(wrapper).__name__}", "take one of docs/proofs/saga.md")
 
 
 @lru_cache(maxsize=64)

@@ -78,7 +78,7 @@ def solve(
     n = len(needed)
     _refuse_impossible(n, honest, ratio)
     if not all(0 < sigma < math.inf for sigma in needed):
-        raise Refused(f"σ = {list(needed)}", "every node needs noise, a finite σ above 0")
+        raise Refused(f"σ = {list(needed)}: a node has no noise, or no finite σ", "give every node a finite σ above 0")
     steps = [1.0] * n if weights is None else [n * p for p in weights]
     needed = [float(sigma) for sigma in needed]
     least = np.array([(step * sigma) ** 2 for step, sigma in zip(steps, needed, strict=True)])
@@ -95,11 +95,11 @@ def _refuse_impossible(nodes: int, honest: int, ratio: float) -> None:
         raise Refused(f"pairwise noise for {nodes} node", "take at least 2 nodes: pairs of nodes share noise")
     if not 2 <= honest <= nodes:
         raise Refused(
-            f"privacy.honest = {honest} of {nodes} nodes",
+            f"privacy.honest = {honest} is no number of sites out of {nodes}",
             f"take 2 to {nodes}, the site itself included, or privacy.noise = 'independent' to trust nobody",
         )
     if not 1 < ratio < math.inf:
-        raise Refused(f"privacy.pair_ratio = {ratio:g}", "take a number above 1; 1 would be independent noise")
+        raise Refused(f"privacy.pair_ratio = {ratio:g} is not above 1: no noise is shared", "take a larger number")
 
 
 def _equal(variance: float, h: int, ratio: float) -> tuple[float, float]:

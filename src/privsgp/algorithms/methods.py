@@ -88,13 +88,13 @@ def register(algorithm: type[Algorithm]) -> type[Algorithm]:
     """
     name = getattr(algorithm, "name", "")
     if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm) and re.fullmatch(r"[a-z][\w-]*", name)):
-        raise Refused(f"register({algorithm!r})", "hand in a subclass of Algorithm with a `name` in small letters")
+        raise Refused(f"register({algorithm!r}): no subclass of Algorithm", "pass one whose `name` is in small letters")
     if _taken(name, algorithm):
-        raise Refused(f"an algorithm of your own called {name!r}", "take a name that no installed algorithm has")
+        raise Refused(f"the name {name!r} belongs to an installed algorithm", "give your class another `name`")
     if not inspect.isgeneratorfunction(algorithm.step):
         raise Refused(f"{name!r}: its `step` is no generator", "yield Release and Exchange (docs/howto/algorithm.md)")
     if bare := [key for key, field in algorithm.Options.model_fields.items() if not field.description]:
-        raise Refused(f"algorithm.{bare[0]} without a meaning", "declare it with option(default, meaning)")
+        raise Refused(f"algorithm.{bare[0]} has no description", "declare it with option(default, meaning)")
     ALGORITHMS.add(algorithm)
     return algorithm
 

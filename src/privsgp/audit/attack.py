@@ -268,7 +268,7 @@ def draw(
     nodes, room = len(problem.parts), min(features, *problem.samples)
     count = min(MOST, max(1, 3 * room // 4)) if canaries is None else canaries
     if not 1 <= count <= room:
-        raise Refused(f"canaries = {count}", f"take 1 to {room}: each needs an input feature and a record of its own")
+        raise Refused(f"canaries = {count} do not fit", f"take 1 to {room}: each needs its own feature and record")
     if shape[0] > 1:
         units = np.stack([rng.choice(shape[0], 2, replace=False) for _ in range(nodes * count)], -1)
     else:

@@ -136,9 +136,9 @@ def audit(
     """
     refuse_below_one(observations=observations)
     if not 0 < confidence < 1:
-        raise Refused(f"confidence = {confidence}", "take a probability, such as 0.9999")
+        raise Refused(f"confidence = {confidence} is not between 0 and 1", "take a probability, such as 0.9999")
     if not config.private:
-        raise Refused(f"algorithm.name = {config.algorithm.name!r}", "it has no ε: audit an algorithm that adds noise")
+        raise Refused(f"algorithm.name = {config.algorithm.name!r} adds no noise", "audit an algorithm that adds noise")
     kind = ALGORITHMS[config.algorithm.name]
     if kind.asynchronous or kind.network not in ("directed", "undirected"):
         raise Refused(
@@ -172,9 +172,9 @@ def _spec(config: Config, problem: problems.Problem) -> RunSpec:
     spec = build.build_run(resolve(config, problem))
     for i, mechanism in enumerate(spec.protection.mechanisms):
         if not mechanism.auditable:
-            raise Refused(f"an audit of {type(mechanism).__name__}", "SampledMean, Saga and Sag can be audited")
+            raise Refused(f"the audit does not know {type(mechanism).__name__}", "audit privsgp, privsgp-vr or -sag")
         if not mechanism.sigma:
-            raise Refused(f"privacy.sigma = 0 for node {i}", "without noise ε is infinite: there is nothing to audit")
+            raise Refused(f"privacy.sigma = 0 for node {i}: there is no ε to audit", "set privacy.epsilon")
     # Momentum, weights and averages depend on noised directions only, and anyone who knows them can take them
     # back: the audit looks at the directions as they are.
     return dataclasses.replace(spec, momentum=0.0, weights=None)

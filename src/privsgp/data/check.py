@@ -63,9 +63,9 @@ def check(path: Path, schema: Schema, *, person: str | None = None) -> Checked:
     raw, table = tables.both(path)
     where, there, refused = str(path), table.column_names, list[Problem]()
 
-    def tried(part: Callable[..., Any], *given: Any, **named: Any) -> Any:  # noqa: ANN401 - what the part returns
+    def tried(encode: Callable[..., Any], *given: Any, **named: Any) -> Any:  # noqa: ANN401 - what the part returns
         try:
-            return part(table, schema, where, *given, **named)
+            return encode(table, schema, where, *given, **named)
         except Refused as refusal:
             refused.append(Problem(refusal.what, refusal.remedy, refused=True))
             return None
@@ -103,8 +103,8 @@ def _counted(table: Any, schema: Schema, counts: dict[str, tables.Count]) -> Ite
         }
         for what, number in count.items():
             if number > _OFTEN * rows:
-                said = f"column {name!r}: {number:,} of {rows:,} values are {tables.COUNTED[what]}"
-                yield Problem(said, remedies[what], number / rows)
+                text = f"column {name!r}: {number:,} of {rows:,} values are {tables.COUNTED[what]}"
+                yield Problem(text, remedies[what], number / rows)
         if isinstance(column, Number) and rows >= _ROWS:
             numbers, missing = tables.Values(table.column(name), schema, name, "number").numbers()
             if not missing.any() and (numbers == np.rint(numbers)).all() and len(np.unique(numbers)) == rows:

@@ -324,9 +324,9 @@ def stack(dataset: Dataset, parts: Sequence[NDArray[np.int64]]) -> StackedData:
     for node, rows in enumerate(parts):
         first = dataset.first_rows(rows)
         sample = np.cumsum(first) - 1
-        place = (node, sample, np.arange(len(rows)) - np.flatnonzero(first)[sample])[: len(shape)]
-        inputs.numpy()[place] = dataset.x[rows]
-        targets.numpy()[place] = dataset.y[rows]
+        index = (node, sample, np.arange(len(rows)) - np.flatnonzero(first)[sample])[: len(shape)]
+        inputs.numpy()[index] = dataset.x[rows]
+        targets.numpy()[index] = dataset.y[rows]
         if shares is not None and weights is not None:
-            weights.numpy()[place] = shares[rows]
+            weights.numpy()[index] = shares[rows]
     return StackedData(inputs, targets, samples, weights)

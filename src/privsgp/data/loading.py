@@ -85,7 +85,7 @@ def load(
         raise Refused(f"data.name = {name!r} is unknown", f"use {', '.join(PUBLISHED)} or the path of a file: {_KINDS}")
     known = PUBLISHED[name]
     if classes not in (None, known.classes):
-        raise Refused(f"data.classes = {classes} with data.name = {name!r}", f"leave it out: it has {known.classes}")
+        raise Refused(f"data.classes = {classes}, and {name!r} has {known.classes} classes", "leave data.classes out")
     x, y, x_test, y_test = known.read(data_dir)
     inputs = (known.scaled(some) for some in (x, x_test))
     return from_arrays(next(inputs), y, next(inputs), y_test, name=name, task=task, classes=known.classes)
@@ -131,7 +131,7 @@ def _checked(found: Found, where: str, task: Task, form: Form) -> LoadedData:
         notes += cut
     count = None if found.classes is None else np.asarray(found.classes)
     if count is not None and (count.ndim or count.dtype.kind not in "iu" or count < 1):
-        raise Refused(f"{where}: classes = {count}", "store one positive whole number")
+        raise Refused(f"{where}: classes = {count} is no positive whole number", "store the number of classes")
     return LoadedData(dataset, None if count is None else int(count), notes)
 
 
@@ -174,7 +174,7 @@ def _read_images(path: Path, form: Form, *, labelled: bool) -> Found:
     if (images := form.images) is None:
         there = ", ".join(f'"{name}"' for name in class_folders(path)[:8])
         remedy = f"for images say [data.images] labels = [{there}]; store arrays with numpy.savez(path, x=…, y=…)"
-        raise Refused(f"data: {path} is a folder", remedy)
+        raise Refused(f"data: {path} is a folder, and [data.images] is missing", remedy)
     if not labelled:
         return Found(read_bare_images(path, images))
     whose = None if form.persons is None else persons_of_images(path, images, form.persons)

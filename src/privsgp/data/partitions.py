@@ -45,7 +45,7 @@ def check(kind: str, nodes: int, sizes: Sequence[int] | None) -> None:
     if len(sizes) != nodes:
         raise Refused(f"data.sizes has {len(sizes)} entries for data.nodes = {nodes}", "give one size per node")
     if min(sizes) < 1:
-        raise Refused(f"data.sizes has the entry {min(sizes)}", "give every node at least one sample")
+        raise Refused(f"data.sizes has the entry {min(sizes)}: a node without samples", "give every node at least one")
 
 
 def partition(

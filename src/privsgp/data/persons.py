@@ -165,9 +165,9 @@ def grouped(dataset: Dataset, found: Named, options: PersonOptions) -> Grouped:
     Guarantee: which rows of a person are used, in which order and with which weights, depends on that person's rows and
     `options` alone.
     """
-    written, place = np.unique(np.array(found.names, np.str_), return_inverse=True)
+    written, index = np.unique(np.array(found.names, np.str_), return_inverse=True)
     one_form, most = np.array([canonical(name) for name in written.tolist()], np.str_), options.rows_per_person or 1
-    names, forms = one_form[place], np.unique(one_form, return_counts=True)[1]
+    names, forms = one_form[index], np.unique(one_form, return_counts=True)[1]
     for what, values in {"identifiers": names, "dates": found.dates, "weights": found.weights}.items():
         if values is not None and values.shape != dataset.y.shape[:1]:
             raise Refused(f"{dataset.name}: {len(values)} {what} for {len(dataset.y)} rows", "give one to each row")

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 
 _KINDS = 8  # different records: if there are fewer, and some repeat, they identify nobody
-_PARTS, _PART = 16, 64  # parts at most, and different rows of a part, on average at least
-_PART_OF_DIFFERENT, _FEW = 8, 4  # the same if hardly a row repeats; rows that a part has at least to be compared
-_LEFT_OUT = 6  # columns that may name rows and are left out one by one
+_PARTS, _PART_ROWS = 16, 64  # parts at most, and different rows of a part, on average at least
+_FEWEST_ROWS_OF_DIFFERENT, _FEW = 8, 4  # the same if hardly a row repeats; rows that a part has at least to be compared
+_MOST_OMITTED = 6  # columns that may name rows and are left out one by one
 
 
 def in_common(public: Array, owners: Sequence[Array]) -> bool:
@@ -98,19 +98,19 @@ def digests(table: Any, ignored: Collection[str]) -> list[str]:  # noqa: ANN401 
 
     One text is of all columns but those `ignored`. Others leave out a column that may only name rows, or all of them.
     """
-    found, codes, left = cells(table), _naming(table), {plain(name) for name in ignored}
-    used = [name for name in found if name not in left] or list(found)
+    found, codes, ignored_names = cells(table), _naming(table), {plain(name) for name in ignored}
+    used = [name for name in found if name not in ignored_names] or list(found)
     naming = [name for name in used if name in codes]
     sets = [used, [name for name in used if name not in codes]]
-    sets += [[name for name in used if name != left_out] for left_out in naming[:_LEFT_OUT] if len(naming) > 1]
+    sets += [[name for name in used if name != omitted] for omitted in naming[:_MOST_OMITTED] if len(naming) > 1]
     sums = [summed(found, names) for names in sets if names]
     return [_digest(rows) for i, rows in enumerate(sums) if not i or len(np.unique(rows)) >= _KINDS]
 
 
 def _digest(rows: Hashes) -> str:
     different = len(np.unique(rows))
-    part = _PART_OF_DIFFERENT if 10 * different >= 9 * len(rows) else _PART
-    return "-".join(_parts(rows, max(1, min(_PARTS, different // part))))
+    least = _FEWEST_ROWS_OF_DIFFERENT if 10 * different >= 9 * len(rows) else _PART_ROWS
+    return "-".join(_parts(rows, max(1, min(_PARTS, different // least))))
 
 
 def drafted_from(drafted: Sequence[str], table: Any, used: Collection[str]) -> bool:  # noqa: ANN401 - Arrow's
@@ -141,7 +141,7 @@ def _parts(rows: Hashes, count: int) -> list[str]:
     """Return the digest of each part; if there are several, none of a part with few rows, as another table may."""
     parts = [np.sort(rows[rows % np.uint64(count) == i]) for i in range(count)]
     return [
-        hashlib.sha256(part.tobytes()).hexdigest()[:16] if count == 1 or len(part) >= _FEW else "" for part in parts
+        hashlib.sha256(some.tobytes()).hexdigest()[:16] if count == 1 or len(some) >= _FEW else "" for some in parts
     ]
 
 

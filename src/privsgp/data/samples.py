@@ -44,21 +44,21 @@ def pair(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - whatever was brought
     if hasattr(given, "column_names"):
         given = _columns(given)
     if isinstance(given, torch_data.Dataset):
-        return tuple(plain(part, key) for part, key in zip(_items(given), NPZ, strict=False))
+        return tuple(plain(value, key) for value, key in zip(_items(given), NPZ, strict=False))
     if not isinstance(given, Sequence) or len(given) not in (2, 4):
         many = f" of {len(given)}" if isinstance(given, Sequence) else ""
         remedy = "give (x, y) or (x, y, x_test, y_test), a torch Dataset, a list of these or a mapping {node: …}"
         raise Refused(f"data is a {type(given).__name__}{many}", remedy)
-    return tuple(plain(part, key) for part, key in zip(given, NPZ, strict=False))
+    return tuple(plain(value, key) for value, key in zip(given, NPZ, strict=False))
 
 
-def plain(part: Any, key: str) -> Any:  # noqa: ANN401 - whatever was brought
+def plain(value: Any, key: str) -> Any:  # noqa: ANN401 - whatever was brought
     """Return an array in the place of a tensor; refuse several inputs."""
-    if isinstance(part, Mapping) or (isinstance(part, tuple) and any(np.ndim(one) > 1 for one in part)):
+    if isinstance(value, Mapping) or (isinstance(value, tuple) and any(np.ndim(one) > 1 for one in value)):
         raise _several(key)
-    if isinstance(part, torch.Tensor):
-        return part.detach().cpu().numpy()
-    return array(part, key)
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().numpy()
+    return array(value, key)
 
 
 def _columns(given: Any) -> tuple[NDArray[Any], NDArray[Any]]:  # noqa: ANN401 - a data set of Hugging Face

@@ -80,7 +80,7 @@ class Scaled(Options):
         if (self.centre is None) != (self.scale is None):
             raise Refused("only one of centre and scale is given", "give both, or a range")
         if self.range is not None and not self.range[0] < self.range[1]:
-            raise Refused(f"range = {self.range}", "write [smallest, largest]")
+            raise Refused(f"range = {self.range} does not rise", "write [smallest, largest]")
         (low, high), (centre, scale) = self.limits, self.affine
         far = max(abs(low - centre), abs(high - centre))
         if not (0 < scale < math.inf and far < math.inf and far <= _FARTHEST * scale):
@@ -120,9 +120,9 @@ class Number(Scaled):
             raise Refused("a column of numbers has no range", "give range = [smallest, largest], or centre and scale")
         low, high = self.limits
         if self.bins is not None and not all(a < b for a, b in pairwise([low, *self.bins, high])):
-            raise Refused(f"bins = {self.bins}", f"give rising edges between {low:g} and {high:g}")
+            raise Refused(f"bins = {self.bins} do not rise in the range", f"give rising edges from {low:g} to {high:g}")
         if self.missing is not None and not low <= self.missing <= high:
-            raise Refused(f"missing = {self.missing:g}", f"take a number from {low:g} to {high:g}")
+            raise Refused(f"missing = {self.missing:g} is outside the range", f"take a number from {low:g} to {high:g}")
         return self
 
 
@@ -136,7 +136,7 @@ class Category(Options):
     @model_validator(mode="after")
     def _missing_is_known(self) -> Self:
         if self.missing is not None and self.missing not in self.known:
-            raise Refused(f"missing = {self.missing!r}", f"take one of the values, or {OTHER!r}")
+            raise Refused(f"missing = {self.missing!r} is not one of the values", f"take one of them, or {OTHER!r}")
         return self
 
     @property
@@ -154,10 +154,10 @@ class YesNo(Options):
     missing: bool | None = option(None, "what a missing value becomes, with an indicator")
 
     @model_validator(mode="after")
-    def _are_told_apart(self) -> Self:
+    def _values_differ(self) -> Self:
         both = {word.lower() for word in self.yes} & {word.lower() for word in self.no}
         if both or not self.yes or not self.no:
-            raise Refused(f"yes = {self.yes}, no = {self.no}", "give words for both, and none for both at once")
+            raise Refused(f"yes = {self.yes}, no = {self.no}: one is empty, or they overlap", "give words for both")
         return self
 
 
@@ -184,7 +184,7 @@ class Target(Scaled):
             what = f"the target {self.column!r} has {'both' if numbers else 'neither'} classes and a scale"
             raise Refused(what, 'give classes = ["no", "yes"], or for numbers range = [smallest, largest]')
         if self.balance is not None and len(self.balance) != len(self.classes or ()):
-            raise Refused(f"balance = {self.balance}", "give one share for each of the classes")
+            raise Refused(f"balance = {self.balance} does not fit the classes", "give one share for each of them")
         return self
 
     @property
@@ -207,7 +207,7 @@ class Survival(Options):
     @model_validator(mode="after")
     def _rises(self) -> Self:
         if any(a >= b for a, b in pairwise(self.bins)):
-            raise Refused(f"bins = {self.bins}", "give rising upper edges, for example [30, 90, 180, 365]")
+            raise Refused(f"bins = {self.bins} do not rise", "give rising upper edges, for example [30, 90, 180, 365]")
         return self
 
     @property
@@ -273,7 +273,7 @@ class Schema(Options):
         if not self.encoded:
             raise Refused("all of [columns] are ignored", "say what at least one of them is")
         if self.width > _MOST:
-            raise Refused(f"{self.width:,} features", f"take at most {_MOST:,}: shorten lists of values")
+            raise Refused(f"the columns become {self.width:,} features: above {_MOST:,}", "shorten lists of values")
         return self
 
     @classmethod
@@ -334,8 +334,8 @@ class Schema(Options):
     @property
     def digest(self) -> str:
         """The SHA-256 of the schema, without comments and the order of columns."""
-        told = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(told.encode()).hexdigest()
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read(path: Path) -> Schema:

@@ -29,8 +29,8 @@ def written(schema: Schema, prefix: str = "", why: Mapping[str, str] | None = No
     lines += [f"{key} = {toml_value(value)}" for key, value in _given(schema.target, "column").items()]
     lines += ["", f"[{prefix}columns]"]
     for name in schema.columns:
-        said = (why or {}).get(name)
-        lines.append(column_line(schema, name) + (f"  # {said}" if said else ""))
+        comment = (why or {}).get(name)
+        lines.append(column_line(schema, name) + (f"  # {comment}" if comment else ""))
     return "\n".join(lines) + "\n"
 
 
@@ -64,10 +64,10 @@ def refusal(error: ValidationError, where: str) -> Refused:
     tagged = 1 if of_target else 2  # pydantic names the type it took
     at = [str(part) for i, part in enumerate(first["loc"]) if not (i == tagged and part in ("value", *tags))]
     cause = first.get("ctx", {}).get("error")
-    place = ".".join(at) or "it"
+    key = ".".join(at) or "it"
     if isinstance(cause, Refused):
-        return Refused(f"{where}: {place}: {cause.what}", cause.remedy)
+        return Refused(f"{where}: {key}: {cause.what}", cause.remedy)
     if first["type"].startswith("union_tag"):
-        return Refused(f"{where}: {place} has an unknown type", f"take type = {' or '.join(map(repr, tags))}")
-    told = first["msg"].replace("Input should", "it should").replace("Extra inputs are not permitted", "unknown key")
-    return Refused(f"{where}: {place} = {first['input']!r:.80}: {told}", "see docs/howto/tables.md")
+        return Refused(f"{where}: {key} has an unknown type", f"take type = {' or '.join(map(repr, tags))}")
+    message = first["msg"].replace("Input should", "it should").replace("Extra inputs are not permitted", "unknown key")
+    return Refused(f"{where}: {key} = {first['input']!r:.80}: {message}", "see docs/howto/tables.md")

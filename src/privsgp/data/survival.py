@@ -46,13 +46,13 @@ def targets(time: ArrayLike, event: ArrayLike, bins: Sequence[float]) -> NDArray
     """
     t, edges = np.asarray(time, np.float64), np.array([0.0, *bins])
     if len(edges) < 2 or not (np.isfinite(edges).all() and (np.diff(edges) > 0).all()):
-        raise Refused(f"bins = {list(bins)}", "give rising upper edges above 0, for example [30, 90, 180]")
+        raise Refused(f"bins = {list(bins)} do not rise from 0", "give rising upper edges, for example [30, 90, 180]")
     if not (np.isfinite(t) & (t >= 0)).all():
         raise Refused("a survival time is negative or not finite", "give the time since each person's start")
     share = np.clip((t[:, None] - edges[:-1]) / np.diff(edges), 0, 1)
     died = np.flatnonzero(np.asarray(event, bool) & (t <= edges[-1]))
-    place = np.searchsorted(edges[1:], t[died])  # an event at an edge is in the bin that ends there
-    share[died, place] = -np.maximum(share[died, place], _SHORTEST)
+    died_in = np.searchsorted(edges[1:], t[died])  # an event at an edge is in the bin that ends there
+    share[died, died_in] = -np.maximum(share[died, died_in], _SHORTEST)
     return np.asarray(share, np.float32)
 
 

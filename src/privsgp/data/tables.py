@@ -127,7 +127,8 @@ def both(path: Path) -> tuple[Any, Any]:
 def _raw(path: Path, dialect: Dialect, *, as_bytes: bool) -> Any:  # noqa: ANN401 - pyarrow has no types
     pa, suffix = _pyarrow(), path.suffix.lower()
     if suffix not in SUFFIXES:
-        raise Refused(f"data: {path} is not a table", f"name a file that ends in {', '.join(SUFFIXES)}")
+        remedy = f"name a file that ends in {' or '.join(SUFFIXES)}; for images and texts, see docs/howto/data.md"
+        raise Refused(f"data: {path} is not a table", remedy)
     try:
         table = _csv(path, dialect, as_bytes=as_bytes) if suffix == ".csv" else _parquet(path)
         table.validate(full=True)  # a crafted file may say that a text lies beyond its end

@@ -80,9 +80,9 @@ class NodeRandomness(Randomness):
         for rows in passes:  # others' rows follow a node's own in memory, whoever says what J_i is
             if np.any((rows < 0) | ((rows >= self._samples) & (rows != self._dummy))):
                 raise RuntimeError("a sample was drawn that is not its node's")
-        return [Drawn(rows, rows != self._dummy) for rows in map(self._placed, map(torch.from_numpy, passes))]
+        return [Drawn(rows, rows != self._dummy) for rows in map(self._to_device, map(torch.from_numpy, passes))]
 
-    def _placed(self, values: Tensor) -> Tensor:
+    def _to_device(self, values: Tensor) -> Tensor:
         """Copy to the device; from page-locked memory nobody has to wait for the copy."""
         device = self.spec.device
         return values.pin_memory().to(device, non_blocking=True) if device_of(device).has_cudnn else values

@@ -147,8 +147,8 @@ def cache_folder() -> Path | None:
         return None
 
 
-def _is_own(place: Path) -> bool:
-    status = place.stat()
+def _is_own(path: Path) -> bool:
+    status = path.stat()
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 

@@ -88,14 +88,14 @@ def standardised(x: Tensor) -> Tensor:
 class SyntheticEncoder(nn.Module):
     """[B, C, H, W] or [B, H, W] → [B, components], rows of length √components."""
 
-    chunk = 32  # images at a time that keep a core busy
+    chunk = 16  # images at a time that keep a core busy and fit into its cache
 
     def __init__(self, components: int, power: float) -> None:
         super().__init__()
         arrays = unpacked(load(packaged("privsgp_encoders", _FILE, _SHA256, _INSTALL)))
         mean, spread, directions, deviation = (arrays.pop(name) for name in MEASURED)
         if components > len(directions):
-            raise Refused(f"features.components = {components}", f"take at most {len(directions)}")
+            raise Refused(f"features.components = {components} are too many", f"take at most {len(directions)}")
         self.encoder = Encoder()
         self.encoder.load_state_dict(arrays, strict=False)  # BatchNorm's count of batches is not kept
         scale = (deviation[:components] + RIDGE * deviation[0]) ** -power

@@ -88,7 +88,7 @@ def make_encoder(
     else:
         given = {"scales": SCALES} | options
         if (scales := given.pop("scales")) not in (None, SCALES):
-            raise Refused(f"features.scales = {scales}", f"train again: this version has {SCALES} octaves of wavelets")
+            raise Refused(f"features.scales = {scales}, and this version has {SCALES} octaves", "train without it")
         values = {"name": name, "scales": scales} | dict.fromkeys(_KEYED)
         values |= {key: given.get(key) for key in ("like", "components", "power")}
         values |= {key: given[key] for key in ("mirror",) if key in given}
@@ -136,7 +136,7 @@ def _measured(
             made_up = synthetic.make(like, count, image, seed)
             found = torch.cat([bare.normalised(part) for part in torch.split(made_up, _CHUNK)])
             if components > (most := min(found.shape[1], count // 2)):
-                raise Refused(f"features.components = {components}", f"take at most {most}")
+                raise Refused(f"features.components = {components} is more than {most}", f"take at most {most}")
             return fit(found, components, power)
     finally:
         torch.set_num_threads(threads)
@@ -145,7 +145,7 @@ def _measured(
 def _image(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) not in (2, 3):
         remedy = "it is for images, [height, width] or [channels, height, width]; leave [features] out"
-        raise Refused(f"features.name = {name!r} with samples of shape {list(shape)}", remedy)
+        raise Refused(f"features.name = {name!r} does not take samples of shape {list(shape)}", remedy)
     channels, height, width = (1, *shape) if len(shape) == 2 else shape
     return channels, height, width
 

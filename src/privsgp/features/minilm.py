@@ -44,10 +44,10 @@ class Layer(nn.Module):
         self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
         self.norm1, self.norm2 = (nn.LayerNorm(WIDTH, eps=1e-12) for _ in range(2))
 
-    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+    def forward(self, x: Tensor, is_token: Tensor) -> Tensor:
         """Return [B, T, 384]; `seen` [B, 1, 1, T] says which positions hold a token."""
         q, k, v = (of(x).unflatten(2, (HEADS, -1)).transpose(1, 2) for of in (self.query, self.key, self.value))
-        mixed = scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2)
+        mixed = scaled_dot_product_attention(q, k, v, attn_mask=is_token).transpose(1, 2).flatten(2)
         x = self.norm1(x + self.joined(mixed))
         out: Tensor = self.norm2(x + self.narrow(gelu(self.wide(x))))
         return out
@@ -66,14 +66,14 @@ class MiniLm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return each text's features."""
-        seen = x != 0
-        seen[:, 0] = True  # where a text begins; a row without any token is no reason for NaN
-        longest = int(seen.sum(1).max())
-        x, seen = x.long()[:, :longest], seen[:, :longest]
+        is_token = x != 0
+        is_token[:, 0] = True  # where a text begins; a row without any token is no reason for NaN
+        longest = int(is_token.sum(1).max())
+        x, is_token = x.long()[:, :longest], is_token[:, :longest]
         h = self.norm(self.words(x) + self.positions.weight[:longest] + self.kinds.weight[0])
         for layer in self.layers:
-            h = layer(h, seen[:, None, None])
-        total = (h * seen[..., None]).sum(1)
+            h = layer(h, is_token[:, None, None])
+        total = (h * is_token[..., None]).sum(1)
         out: Tensor = total / total.norm(dim=1, keepdim=True).clamp(min=1e-12) * math.sqrt(WIDTH)
         return out
 
@@ -82,7 +82,7 @@ def make(shape: tuple[int, ...]) -> MiniLm:
     """Return the map for sequences of this shape."""
     if len(shape) != 1 or shape[0] > POSITIONS:
         remedy = f'it is for texts of at most {POSITIONS} tokens: [data.text] tokens = "{MINILM}", length = 128'
-        raise Refused(f"features.name = {MINILM!r} with samples of shape {list(shape)}", remedy)
+        raise Refused(f"features.name = {MINILM!r} does not take samples of shape {list(shape)}", remedy)
     module = MiniLm()
     arrays = load(packaged(PACKAGE, _FILE, _SHA256, INSTALL))
     named = {_NAME.sub(lambda found: _NAMES[found.group()], name): value for name, value in arrays.items()}

@@ -30,7 +30,7 @@ class ScatteringOptions(Options):
     def _whitening_has_a_use(self) -> Self:
         for key in ("components", "power") if self.like is None else ():
             if (given := getattr(self, key)) is not None:
-                raise Refused(f"features.{key} = {given!r} without features.like", "give it too, or leave both out")
+                raise Refused(f"features.{key} = {given!r} needs features.like", "give it too, or leave both out")
         return self
 
 

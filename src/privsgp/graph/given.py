@@ -23,7 +23,7 @@ def described(given: Any, names: Sequence[str] | None = None) -> tuple[int, dict
     several = isinstance(given, list | tuple) and bool(given) and (hasattr(given[0], "adj") or np.ndim(given[0]) == 2)
     steps = [_step(one, names) for one in (given if several or getattr(given, "ndim", 2) == 3 else [given])]
     if len({nodes for nodes, _ in steps}) > 1:
-        raise Refused(f"graph has steps with {sorted({n for n, _ in steps})} nodes", "give all steps the same nodes")
+        raise Refused(f"graph has steps of {sorted({n for n, _ in steps})} nodes", "give all steps the same nodes")
     return steps[0][0], {"name": "given", "shares": [shares for _, shares in steps]}
 
 
@@ -32,7 +32,7 @@ def _step(given: Any, names: Sequence[str] | None) -> tuple[int, list[list[float
         return len(given), _of_networkx(given.to_directed(), names)
     if np.ndim(given) != 2 or np.shape(given)[0] != np.shape(given)[1]:
         remedy = "give a name, a networkx graph, a square matrix of shares, or a list of these"
-        raise Refused(f"graph={type(given).__name__}", remedy)
+        raise Refused(f"graph={type(given).__name__} is no network", remedy)
     P = np.asarray(given, np.float64)
     if not (np.abs(P.sum(0) - 1) <= _ROUNDING).all():
         raise Refused("a column of graph=… does not sum to 1", "let P[i, j] be the share that node i receives from j")

@@ -180,12 +180,12 @@ def make(name: str, nodes: int, *, seed: int = 0, degree: int = 1, shares: Steps
     `seed` and `degree` (receivers per step) are those of `random`, `shares` those of `given`.
     """
     if nodes < 1:
-        raise Refused(f"nodes = {nodes}", "a network has at least one node")
+        raise Refused(f"nodes = {nodes} is below 1", "give a network at least one node")
     if name == "random":
         return _Random(nodes, degree, seed)
     if name == "given":
         if not shares:
-            raise Refused("graph.name = 'given' without graph.shares", "write [[[0, 1, 0.5], [1, 0, 0.5]]], say")
+            raise Refused("graph.name = 'given' needs graph.shares", "write, for example, [[[0, 1, 0.5], [1, 0, 0.5]]]")
         return _Cyclic(name, nodes, tuple(_given(nodes, step) for step in shares))
     if name not in _CYCLIC:
         raise Refused(f"graph.name = {name!r} is not known", f"use one of {', '.join(NAMES)}")
@@ -261,7 +261,7 @@ class _Random(Graph):
                 f"graph.degree = {self.degree} with nodes = {self.nodes}", f"use 1 … {max(self.nodes - 1, 1)}"
             )
         if not 0 <= self.seed < 2**256:
-            raise Refused(f"seed = {self.seed}", "use a whole number from 0 to 2^256 − 1")
+            raise Refused(f"seed = {self.seed} is negative, or too large", "use a whole number from 0 to 2^256 − 1")
 
     @property
     def period(self) -> None:

@@ -65,7 +65,7 @@ def additive(schema: Schema | None, outputs: int, bins: int, pairs: Sequence[Seq
     if schema is None:
         raise Refused("model.name = 'additive' without a schema", "name the public schema of the columns: data.schema")
     if outputs > 2:
-        raise Refused(f"model.name = 'additive' with {outputs} outputs", "use it for two classes or one number")
+        raise Refused(f"an additive model has one output, and the data need {outputs}", "use two classes or one number")
     layer = _Inputs(_terms(schema, bins), _pairs(schema, pairs, bins))
     linear = nn.Linear(layer.count, outputs)
     nn.init.zeros_(linear.weight)
@@ -101,7 +101,7 @@ def shapes(
 def _terms(schema: Schema, bins: int) -> dict[str, _Term]:
     """Return the columns in the order of the inputs of an encoded row; a mark of missing values is one more."""
     if len(schema.encoded) * bins > _MOST:
-        raise Refused(f"an additive model of {len(schema.encoded):,} columns", f"take at most {_MOST // bins:,}")
+        raise Refused(f"{len(schema.encoded):,} columns are too many", f"take at most {_MOST // bins:,}")
     found: dict[str, _Term] = {}
     at = 0
     for name, column in schema.encoded.items():
@@ -136,11 +136,11 @@ def _pairs(schema: Schema, pairs: Sequence[Sequence[str]], bins: int) -> list[tu
     terms, found = _terms(schema, bins), list[tuple[str, str]]()
     for first, second in pairs:
         if unknown := [name for name in (first, second) if name not in schema.encoded]:
-            raise Refused(f"model.pairs names {unknown[0]!r}", f"the schema has {', '.join(schema.encoded)}")
+            raise Refused(f"model.pairs names {unknown[0]!r}, which is no column", f"take {', '.join(schema.encoded)}")
         if first == second or (first, second) in found or (second, first) in found:
-            raise Refused(f"model.pairs has {[first, second]}", "name two different columns, and each pair once")
+            raise Refused(f"model.pairs has {[first, second]} twice, or one column twice", "name each pair once")
         if (cells := len(terms[first].labels) * len(terms[second].labels)) > _CELLS:
-            raise Refused(f"model.pairs: {[first, second]} has {cells:,} levels", f"take at most {_CELLS:,}")
+            raise Refused(f"model.pairs: {[first, second]} has {cells:,} levels: too many", f"take at most {_CELLS:,}")
         found.append((first, second))
     return found
 
@@ -158,16 +158,16 @@ class _Inputs(nn.Module):
     def __init__(self, terms: dict[str, _Term], pairs: Sequence[tuple[str, str]]) -> None:
         super().__init__()
         every, sizes = list(terms.values()), [len(term.at) for term in terms.values()]
-        place = dict(zip(terms, torch.split(torch.arange(sum(sizes), device="cpu"), sizes), strict=True))
-        both = [torch.cartesian_prod(place[first], place[second]) for first, second in pairs]
+        columns = dict(zip(terms, torch.split(torch.arange(sum(sizes), device="cpu"), sizes), strict=True))
+        both = [torch.cartesian_prod(columns[first], columns[second]) for first, second in pairs]
         # In float32, as rows are encoded: a value at an edge reaches it.
         numbers = {
             "at": torch.tensor([i for term in every for i in term.at]),
             "edges": torch.tensor([edge for term in every for edge in term.edges], dtype=torch.float32),
             "low": torch.tensor([low for term in every for low in term.values.min(0)], dtype=torch.float32),
             "high": torch.tensor([high for term in every for high in term.values.max(0)], dtype=torch.float32),
-            "first": torch.cat([pair[:, 0] for pair in both]) if both else place[next(iter(place))][:0],
-            "second": torch.cat([pair[:, 1] for pair in both]) if both else place[next(iter(place))][:0],
+            "first": torch.cat([pair[:, 0] for pair in both]) if both else columns[next(iter(columns))][:0],
+            "second": torch.cat([pair[:, 1] for pair in both]) if both else columns[next(iter(columns))][:0],
         }
         for name, values in numbers.items():
             self.register_buffer(name, values, persistent=False)

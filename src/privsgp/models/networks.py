@@ -65,7 +65,7 @@ def make(
         raise Refused(f"model.name = {name!r} is unknown", f"use one of {', '.join(NAMES)}")
     if vocabulary is not None and name != "embedding":
         remedy = "tokens are names, not numbers: take 'embedding', or a module of your own from Python"
-        raise Refused(f"model.name = {name!r} with data.vocabulary = {vocabulary}", remedy)
+        raise Refused(f"model.name = {name!r} does not take tokens (data.vocabulary = {vocabulary})", remedy)
     # `torch.manual_seed` would reseed the CUDA generators too.
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.default_generator.manual_seed(seed % 2**64)
@@ -107,7 +107,7 @@ def hazard(inputs: int, bins: int) -> nn.Module:
 def _widths(hidden: int | Sequence[int]) -> list[int]:
     widths = [hidden] if isinstance(hidden, int) else list(hidden)
     if not widths or min(widths) < 1:
-        raise Refused(f"model.hidden = {hidden}", 'use widths of at least 1, one per layer; no layer is "logistic"')
+        raise Refused(f"model.hidden = {hidden} is no list of widths", "use one width of at least 1 per layer")
     return widths
 
 
@@ -183,7 +183,7 @@ def _image(name: str, input_shape: tuple[int, ...], smallest: int) -> tuple[int,
     """Return channels, height and width; [height, width] alone is one channel."""
     if len(input_shape) not in (2, 3) or min(input_shape[-2:]) < smallest:
         remedy = f"it needs images of at least {smallest} × {smallest} pixels; 'mlp' takes any input"
-        raise Refused(f"model.name = {name!r} with inputs of shape {list(input_shape)}", remedy)
+        raise Refused(f"model.name = {name!r} does not take inputs of shape {list(input_shape)}", remedy)
     channels = input_shape[0] if len(input_shape) == 3 else 1
     return channels, input_shape[-2], input_shape[-1]
 

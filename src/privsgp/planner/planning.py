@@ -269,7 +269,7 @@ def described(plan: dict[str, Any]) -> str:
 def plan(config: Config, data_dir: Path | None = None, *, say: Say = lambda _words: None) -> Plan:
     """Plan a configuration as if its steps and step size were open, which is what one asks a planner about."""
     if config.algorithm.name not in PLANNED:
-        raise Refused(f"no plan for algorithm.name = {config.algorithm.name!r}", f"take one of {', '.join(PLANNED)}")
+        raise Refused(f"the planner does not know {config.algorithm.name!r}", f"take one of {', '.join(PLANNED)}")
     return make(opened(config), problem_of(config, data_dir), data_dir, say=say)
 
 

@@ -70,10 +70,10 @@ def quality(x: Floats, y: NDArray[np.int64] | Floats, classes: int | None) -> fl
     x = (x - x.mean(0)) / np.where(spread > 0, spread, 1)
     target = y.astype(float)[:, None] if classes is None else np.eye(classes)[y.astype(int)]
     hat = x @ np.linalg.solve(x.T @ x + PENALTY * len(x) * np.eye(x.shape[1]), x.T) + 1 / len(x)
-    left_out = target - (target - hat @ target) / (1 - hat.diagonal()[:, None])
+    predicted = target - (target - hat @ target) / (1 - hat.diagonal()[:, None])
     if classes is None:
-        return float(1 - np.square(target - left_out).sum() / max(np.square(target - target.mean()).sum(), 1e-12))
-    areas = [_area(left_out[:, c], target[:, c] > 0) for c in range(classes) if 0 < target[:, c].sum() < len(x)]
+        return float(1 - np.square(target - predicted).sum() / max(np.square(target - target.mean()).sum(), 1e-12))
+    areas = [_area(predicted[:, c], target[:, c] > 0) for c in range(classes) if 0 < target[:, c].sum() < len(x)]
     return float(np.mean(areas)) if areas else 0.5
 
 

@@ -56,8 +56,8 @@ def register_noise(noise: type[Noise]) -> type[Noise]:
     """
     name = getattr(noise, "name", "")
     if not (isinstance(noise, type) and hasattr(noise, "of_nodes") and re.fullmatch(r"[a-z][\w-]*", name)):
-        raise Refused(f"register_noise({noise!r})", "hand in a subclass of Noise with a `name` in small letters")
+        raise Refused(f"register_noise({noise!r}): no subclass of Noise", "pass one whose `name` is in small letters")
     if name in NOISES.keys() - REGISTERED.keys():
-        raise Refused(f"a noise of your own called {name!r}", "take a name that privsgp's own noises do not have")
+        raise Refused(f"the name {name!r} belongs to one of privsgp's own noises", "give your class another `name`")
     NOISES[name], REGISTERED[name] = Options, noise
     return noise

@@ -87,7 +87,7 @@ def batches(draws: Sequence[npt.NDArray[np.int64]], capacity: int, dummy: int) -
     Assumes: the number of passes may be seen (it shows in a step's time): the engine does not send it.
     """
     if capacity < 1:
-        raise Refused(f"capacity = {capacity}", "a batch needs room for at least one sample")
+        raise Refused(f"capacity = {capacity}: no sample fits into the batch", "take 1 or more")
     lengths = np.array([len(d) for d in draws])
     passes = max(1, -(-int(lengths.max()) // capacity))
     mask = np.arange(passes * capacity) < lengths[:, None]

@@ -318,7 +318,7 @@ def spacing(sigma: float) -> float:
     is: every cell near the mean is reachable from every g, and the bits those attacks read are gone.
     """
     if not SIGMAS[0] <= sigma <= SIGMAS[1]:
-        raise Refused(f"sigma = {sigma}", "take noise between 2^-900 and 2^900: float64 has no room for its grid")
+        raise Refused(f"sigma = {sigma} is outside 2^-900 … 2^900: float64 has no room", "take a usual clip and budget")
     return 2.0 ** (round(math.log2(sigma)) - _GRID_BITS)
 
 
@@ -326,13 +326,13 @@ def refuse_wide(**fields: int) -> None:
     """Refuse a number that would not fit into the nonce of a stream."""
     for name, value in fields.items():
         if not 0 <= value < _WIDE:
-            raise Refused(f"{name} = {value}", "a stream of noise or coins is named by numbers from 0 to 2^32 - 1")
+            raise Refused(f"{name} = {value} names no stream of noise", "take a number from 0 to 2^32 - 1")
 
 
 def _refuse_shape(out: torch.Tensor, nodes: Sequence[int]) -> None:
     if out.ndim != 2 or len(out) != len(nodes) or out.dtype not in (torch.float32, torch.float64):
         raise Refused(
-            f"noise for {len(nodes)} nodes into {tuple(out.shape)} of {out.dtype}",
+            f"noise for {len(nodes)} nodes does not fit {tuple(out.shape)} of {out.dtype}",
             "pass one row for each node, in float32 or float64",
         )
 

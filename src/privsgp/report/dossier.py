@@ -67,7 +67,7 @@ class _Facts:
     evaluations: Sequence[dict[str, Any]] = ()
     spending: Sequence[DataSet] = ()
     study: Study | None = None
-    left: Sequence[str] = ()
+    departed: Sequence[str] = ()
 
     @property
     def own(self) -> dict[str, Any]:
@@ -98,20 +98,18 @@ class _Facts:
         return max(self.sites, key=lambda site: (site.epsilon, site.delta))
 
 
-def write_dossier(place: Path, out: Path, audit: Path | None = None) -> list[str]:
+def write_dossier(source: Path, out: Path, audit: Path | None = None) -> list[str]:
     """Write the dossier of a run's folder or of a study file; return the questions that stay open.
 
     Guarantee: as `views.read`. What one site's budget book says of its own spending is in the annex, so it stays there.
     """
-    facts = _of_study(Study.read(place)) if place.is_file() else _of_run(place)
+    facts = _of_study(Study.read(source)) if source.is_file() else _of_run(source)
     c = facts.config
     if c.seed is not None or not c.private:
         what = "has a seed: it protects nobody" if c.seed is not None else "adds no noise"
-        raise Refused(f"{place} {what}", "write dossiers of private runs")
+        raise Refused(f"{source} {what}", "write dossiers of private runs")
     if not math.isfinite(facts.worst.epsilon):
-        raise Refused(
-            f"{place} has no finite ε", "set privacy.epsilon: an officer can judge a bound, not a noise level"
-        )
+        raise Refused(f"{source} has no finite ε", "set privacy.epsilon: an officer can judge a bound, not a noise")
     if out.exists() and any(out.iterdir()):
         raise Refused(f"{out} is not empty", "name a new folder with {out}", out=None)
     attacked = None if audit is None else _audit(audit, c)
@@ -127,10 +125,10 @@ def write_dossier(place: Path, out: Path, audit: Path | None = None) -> list[str
     write(out / REGISTRY, _TEXTS.get_template(REGISTRY).render(values))
     write(out / ANNEX, annex)
     if facts.view is None:
-        shutil.copyfile(place, out / place.name)
+        shutil.copyfile(source, out / source.name)
     else:
-        page.write(place, out / page.NAME)
-        for path in (place / "agreement.study", place / "signatures.json", place / "model-card.md"):
+        page.write(source, out / page.NAME)
+        for path in (source / "agreement.study", source / "signatures.json", source / "model-card.md"):
             if path.exists():
                 shutil.copyfile(path, out / path.name)
     return [line.partition(OPEN)[2].strip(" |") for line in annex.splitlines() if OPEN in line]
@@ -147,10 +145,10 @@ def _agreed(study: Study) -> list[Site]:
     return [Site(card.name, math.inf if epsilon is None else epsilon, delta) for card, epsilon, delta in each]
 
 
-def _of_run(place: Path) -> _Facts:
-    view, signed, run = views.read(place), signatures.read(place), Folder(place).run or ""
+def _of_run(source: Path) -> _Facts:
+    view, signed, run = views.read(source), signatures.read(source), Folder(source).run or ""
     if view.config is None or not view.sites:
-        raise Refused(f"{place} has no ledger", "name the folder of a private run")
+        raise Refused(f"{source} has no ledger", "name the folder of a private run")
     sets = [one for one in Book().data_sets() if one.records and run in {entry.run for entry in one.entries}]
     spent = {site.name: site for site in view.sites}
     sites = view.sites if signed is None else [spent.get(site.name, site) for site in _agreed(signed.study)]
@@ -158,8 +156,8 @@ def _of_run(place: Path) -> _Facts:
         view.summary["name"], view.identity.get("started", "")[:10], view.config, sites,
         view.summary["samples"] if signed is None else signed.study.samples,
         view.identity.get("versions", {}).get("privsgp", "unknown"), view, "" if signed is None else signed.text,
-        evaluation.of_folder(place), sets, None if signed is None else signed.study,
-        [card.name for card, left in zip(signed.study.roster, signed.left, strict=True) if left] if signed else [],
+        evaluation.of_folder(source), sets, None if signed is None else signed.study,
+        [card.name for card, gone in zip(signed.study.roster, signed.has_left, strict=True) if gone] if signed else [],
     )  # fmt: skip
 
 

@@ -137,12 +137,12 @@ def _held_out(folder: Path) -> list[tuple[Markup, list[str], list[Markup]]]:
     """Return of each private evaluation its metrics, what it spent, and its curves."""
     head = ["metric", "group", "value, 95 % interval"]
     found = evaluation.of_folder(folder)
-    said = [evaluation.statement(one) for one in found]
+    statements = [evaluation.statement(one) for one in found]
     if found:
-        said[-1] += evaluation.together(found)
+        statements[-1] += evaluation.together(found)
     return [
         (table(head, [list(row) for row in evaluation.rows_of(one)]), lines, _curves(one["curves"]))
-        for one, lines in zip(found, said, strict=True)
+        for one, lines in zip(found, statements, strict=True)
     ]
 
 
@@ -186,7 +186,7 @@ def _agreed(view: RunView, signed: Signed) -> Markup:
     rows = []
     study = signed.study
     for i, (card, step) in enumerate(zip(study.roster, newest, strict=False)):
-        heard = ("none" if step is None else f"step {step:,}") + ("; left for good" if signed.left[i] else "")
+        heard = ("none" if step is None else f"step {step:,}") + ("; left for good" if signed.has_left[i] else "")
         epsilon = study.epsilon[i]
         rows.append([
             card.name, card.fingerprint, "right" if signed.signed[i] else "missing or wrong", f"{study.samples[i]:,}",

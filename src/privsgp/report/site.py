@@ -25,36 +25,36 @@ _ENDED = ("finished", "left")
 _JSON = "application/json"
 
 
-def rows(agreement: Agreement, node: int, told: dict[str, Any]) -> list[tuple[str, str]]:
+def rows(agreement: Agreement, node: int, values: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the lines of `privsgp status`: sites, links, releases, budget, refusals and warnings."""
-    age, own = time.time() - told["at"], told["own"]
+    age, own = time.time() - values["at"], values["own"]
     running = "running" if age < _FRESH else f"not running: last heard {age:.0f} s ago"
     found = [
         (
             f"{own['name']} (this site)",
-            f"{own['phase']}, step {own['step']} of {told['rounds']}; {running}{_failing(own)}",
+            f"{own['phase']}, step {own['step']} of {values['rounds']}; {running}{_failing(own)}",
         )
     ]
     found += [
         (name, f"{one['phase']}, step {one['step']}; {_presence(one)}{_failing(one)}")
-        for name, one in told["sites"].items()
+        for name, one in values["sites"].items()
     ]
-    found += [(f"{one['source']} → {one['target']}", _last_message(one)) for one in told["links"]]
-    if (left := told["seconds_left"]) is not None and own["phase"] not in _ENDED:
-        found.append(("time left", f"about {left / 60:.0f} min, if steps take as long as so far"))
-    found.append(("releases", _releases(agreement, node, told)))
-    found += [("budget book", line) for line in _spending(told["budget_book"])]
-    found.append(("refused", ", ".join(f"{count} × {kind}" for kind, count in told["refused"].items()) or "nothing"))
-    found += [("last refused", f"{one['at']}  {one['peer']}: {one['what']}") for one in told["newest"]]
-    return found + warning_lines(told.get("warnings", []))
+    found += [(f"{one['source']} → {one['target']}", _last_message(one)) for one in values["links"]]
+    if (remaining := values["seconds_left"]) is not None and own["phase"] not in _ENDED:
+        found.append(("time left", f"about {remaining / 60:.0f} min, if steps take as long as so far"))
+    found.append(("releases", _releases(agreement, node, values)))
+    found += [("budget book", line) for line in _spending(values["budget_book"])]
+    found.append(("refused", ", ".join(f"{count} × {kind}" for kind, count in values["refused"].items()) or "nothing"))
+    found += [("last refused", f"{one['at']}  {one['peer']}: {one['what']}") for one in values["newest"]]
+    return found + warning_lines(values.get("warnings", []))
 
 
-def stopped(told: dict[str, Any]) -> bool:
+def stopped(values: dict[str, Any]) -> bool:
     """Return whether no process takes part, although the run has not ended at this site."""
-    return bool(time.time() - told["at"] >= _FRESH and told["own"]["phase"] not in _ENDED)
+    return bool(time.time() - values["at"] >= _FRESH and values["own"]["phase"] not in _ENDED)
 
 
-def pages(agreement: Agreement, site: Site, place: Path, query: str = "") -> Mapping[str, Callable[[], Answer]]:
+def pages(agreement: Agreement, site: Site, folder: Path, query: str = "") -> Mapping[str, Callable[[], Answer]]:
     """Return the pages of `privsgp status --serve`: for people, as JSON, for Prometheus, and for probes.
 
     /healthz has status 503 if no process takes part, /readyz also while a link or the site's certificate fails.
@@ -62,20 +62,20 @@ def pages(agreement: Agreement, site: Site, place: Path, query: str = "") -> Map
     node = agreement.node(site)
 
     def read() -> dict[str, Any]:
-        return status.read(agreement, site, place)
+        return status.read(agreement, site, folder)
 
     def page() -> Answer:
-        told = read()
+        values = read()
         found = TEMPLATES.get_template("site.html").render(
-            name=agreement.name, style=style(), rows=rows(agreement, node, told), told=told, query=query,
-            stopped=stopped(told),
+            name=agreement.name, style=style(), rows=rows(agreement, node, values), values=values, query=query,
+            stopped=stopped(values),
         )  # fmt: skip
         return Answer(found, "text/html; charset=utf-8")
 
     def probe(*, ready: bool) -> Answer:
-        told = read()
-        failing = [one["error"] for one in (told["own"], *told["links"]) if one["error"] is not None]
-        why = ["no process takes part"] if stopped(told) else failing if ready else []
+        values = read()
+        failing = [one["error"] for one in (values["own"], *values["links"]) if one["error"] is not None]
+        why = ["no process takes part"] if stopped(values) else failing if ready else []
         return Answer("\n".join(why or ["ok"]) + "\n", status=503 if why else 200)
 
     return {
@@ -85,13 +85,13 @@ def pages(agreement: Agreement, site: Site, place: Path, query: str = "") -> Map
     }  # fmt: skip
 
 
-def metrics(told: dict[str, Any]) -> str:
+def metrics(values: dict[str, Any]) -> str:
     """Return the numbers of `status --json` as Prometheus reads them; ε and δ are rounded up."""
-    own, labels = told["own"], '{{source="{source}",target="{target}"}}'
-    rows = [("", "", told | own | (told["budget_book"] or {}) | {"paused": own["phase"] == "paused"})]
-    rows += [("peer_", f'{{site="{name}"}}', one) for name, one in told["sites"].items()]
-    rows += [("link_", labels.format(**one), one | {"failing": one["error"] is not None}) for one in told["links"]]
-    rows += [("refused", f'{{kind="{kind}"}}', {"": count}) for kind, count in told["refused"].items()]
+    own, labels = values["own"], '{{source="{source}",target="{target}"}}'
+    rows = [("", "", values | own | (values["budget_book"] or {}) | {"paused": own["phase"] == "paused"})]
+    rows += [("peer_", f'{{site="{name}"}}', one) for name, one in values["sites"].items()]
+    rows += [("link_", labels.format(**one), one | {"failing": one["error"] is not None}) for one in values["links"]]
+    rows += [("refused", f'{{kind="{kind}"}}', {"": count}) for kind, count in values["refused"].items()]
     return "".join(
         f"privsgp_site_{group}{key}{of} {up(value) if key.startswith(('epsilon', 'delta')) else value + 0}\n"
         for group, of, values in rows for key, value in values.items() if isinstance(value, int | float)
@@ -121,12 +121,12 @@ def _last_message(one: dict[str, Any]) -> str:
     return f"step {one['step']}, {when}; {in_units(one['bytes'])}"
 
 
-def _releases(agreement: Agreement, node: int, told: dict[str, Any]) -> str:
+def _releases(agreement: Agreement, node: int, values: dict[str, Any]) -> str:
     """Say what was sent, what was reserved in advance, and what the whole run may cost."""
-    reserved = f", {told['reserved']} more are reserved" if told["reserved"] > 0 else ""
+    reserved = f", {values['reserved']} more are reserved" if values["reserved"] > 0 else ""
     epsilon = agreement.epsilon[node]
     bound = "without a budget" if epsilon is None else f"ε ≤ {up(epsilon)} for all{agreement.if_honest}"
-    return f"{told['releases']} of {agreement.steps} sent{reserved}; {bound}"
+    return f"{values['releases']} of {agreement.steps} sent{reserved}; {bound}"
 
 
 def _spending(book: dict[str, float | None] | None) -> list[str]:
@@ -137,8 +137,8 @@ def _spending(book: dict[str, float | None] | None) -> list[str]:
     for name, key in (("ε", "epsilon"), ("δ", "delta")):
         spent, total = book[f"{key}_spent"], book[f"{key}_total"]
         text = "no finite bound" if spent is None else f"at most {up(spent)}"
-        left = "policy.toml sets no limit"
+        remaining = "policy.toml sets no limit"
         if total is not None:
-            left = f"{down(max(total - spent, 0.0)) if spent is not None else '0'} left of {up(total)}"
-        found.append(f"{name} over all runs on these records: {text}; {left}")
+            remaining = f"{down(max(total - spent, 0.0)) if spent is not None else '0'} left of {up(total)}"
+        found.append(f"{name} over all runs on these records: {text}; {remaining}")
     return found

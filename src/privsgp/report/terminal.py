@@ -105,9 +105,9 @@ _FIRST = "before the first step: certifying the noise, which takes longest the f
 @contextmanager
 def _progress(words: str, steps: int | None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
     """Show on stderr what is done, for how long, and how far it is if anybody knows how much there is to do."""
-    said = [bars.BarColumn(), bars.TextColumn("{task.description}", markup=False), bars.TimeElapsedColumn()]
+    always = [bars.BarColumn(), bars.TextColumn("{task.description}", markup=False), bars.TimeElapsedColumn()]
     known = [] if steps is None else [bars.TextColumn("left"), bars.TimeRemainingColumn()]
-    columns = [*([] if steps is None else [bars.MofNCompleteColumn()]), *said, *known]
+    columns = [*([] if steps is None else [bars.MofNCompleteColumn()]), *always, *known]
     with bars.Progress(*columns, console=err, transient=True, disable=quiet) as progress:
         yield partial(progress.update, progress.add_task(visible(words), total=steps))
 

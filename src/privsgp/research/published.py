@@ -30,27 +30,27 @@ def sigma(
     Assumes: what the paper assumes; for PrivSGP(-VR) also the constant c₂, which it does not give.
     """
     if not 0 < epsilon < math.inf:
-        raise Refused(f"epsilon = {epsilon}", "take a finite number above 0")
+        raise Refused(f"epsilon = {epsilon} is no finite number above 0", "take a finite number above 0")
     _check(mechanism, steps, delta, c2, algorithm)
     if algorithm == "dp2-sgd" and epsilon > steps:
-        raise Refused(f"epsilon = {up(epsilon)} over {steps} steps", "basic composition takes at most 1 a step")
+        raise Refused(f"epsilon = {up(epsilon)} over {steps} steps is more than 1 a step", "take a smaller budget")
     return _PRODUCTS[algorithm](mechanism, steps, delta, c2) / epsilon
 
 
 def _check(mechanism: Mechanism, steps: int, delta: float, c2: float, algorithm: str) -> None:
     if algorithm not in NAMES or not isinstance(mechanism, SampledMean | Saga):
         raise Refused(
-            f"accountant = 'published' for {algorithm} ({type(mechanism).__name__})",
-            f"take 'certified'; formulas that are known for sure are those of {', '.join(NAMES)}",
+            f"accountant = 'published' has no formula for {algorithm} ({type(mechanism).__name__})",
+            f"take 'certified', or one of {', '.join(NAMES)}",
         )
     if isinstance(mechanism, Saga) and mechanism.difference_scale != 1:
         raise Refused(
-            f"accountant = 'published' with difference_scale = {mechanism.difference_scale:g}",
+            f"accountant = 'published' does not cover difference_scale = {mechanism.difference_scale:g}",
             "take difference_scale = 1: the formula is about the paper's estimator",
         )
     accountant.check(steps, delta, "zero-out")
     if not 0 < c2 < math.inf:
-        raise Refused(f"c2 = {c2}", "take a finite number above 0")
+        raise Refused(f"c2 = {c2} is no finite number above 0", "take a finite number above 0")
 
 
 def _theorem_3(mechanism: Mechanism, steps: int, delta: float, c2: float) -> float:

@@ -17,7 +17,7 @@ from privsgp.accounting.shown import up
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -125,8 +125,11 @@ def trained_in(run: str, nodes: Sequence[int]) -> list[Records]:
 def enter(
     made: Sequence[Entry], records: Sequence[Records | None], *, resumed: bool, moved: bool = False,
     policy: Policy | None = None, say: Callable[[str], None] = lambda line: _LOG.warning("%s", line),
+    counted: Mapping[str, int] | None = None,
 ) -> None:  # fmt: skip
     """Enter a run in the budget book, after naming what its records have spent in other runs.
+
+    `counted` has the runs that it continues, and how many releases of each its ε counts.
 
     Guarantee: of a run without a seed, the entry is on the disk when this returns, and the policy allows it.
     """
@@ -152,7 +155,7 @@ def enter(
     if not resumed:
         for line in _spent_elsewhere(book, [(entry, own) for entry, own in known if not own.keyed]):
             say(line)
-    book.enter(made, records, resumed=resumed, moved=moved, check=check)
+    book.enter(made, records, resumed=resumed, moved=moved, check=check, counted=counted)
 
 
 def _with_siblings(before: Total, own: Hashes, others: Sequence[tuple[Entry, Hashes]]) -> Total:

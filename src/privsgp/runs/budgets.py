@@ -204,7 +204,7 @@ def by_person(config: Config, mechanism: Mechanism, samples: Sequence[int], show
     unequal = len(set(samples)) > 1 and p.sigma is not None
     if p.sites_per_person > 1 and (unequal or any(isinstance(value, list) for value in (p.epsilon, p.delta, p.sigma))):
         raise Refused(
-            f"privacy.sites_per_person = {p.sites_per_person} at sites with different noise or budgets",
+            f"privacy.sites_per_person = {p.sites_per_person}, and sites have different noise or budgets",
             "give one epsilon and one delta for all sites: ε of a person at several sites is counted for sites alike",
         )
     return PersonLevel(mechanism, rows, p.sites_per_person, shown)
@@ -230,8 +230,8 @@ def batch_sizes(config: Config, samples: Sequence[int]) -> list[float]:
     batch, mean = config.algorithm.batch, sum(samples) / len(samples)
     if batch > mean:
         raise Refused(
-            f"algorithm.batch = {batch:g} with {mean:g} samples per node on average",
-            f"take at most {int(mean)}, or fewer nodes",
+            f"algorithm.batch = {batch:g} is above {mean:g}, the mean of the samples",
+            f"take at most {int(mean)}",
         )
     sizes = [batch / mean * J for J in samples]
     return [float(max(1, round(b))) for b in sizes] if config.algorithm.sampling == "fixed" else sizes

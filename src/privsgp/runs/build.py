@@ -118,18 +118,18 @@ def make_clock(config: Config, network: Graph) -> Waiting | Events:
 
 
 def _learning(problem: Problem, device: torch.device, dtype: torch.dtype) -> Learning:
-    def place(t: Tensor) -> Tensor:
+    def to_device(t: Tensor) -> Tensor:
         return t.to(device, dtype) if t.is_floating_point() else t.to(device)
 
     stacked, d = data.stack(problem.dataset, problem.parts), problem.dataset
     test = None
     if d.x_test is not None and d.y_test is not None:
-        test = place(torch.from_numpy(d.x_test)), place(torch.from_numpy(d.y_test))
-    inputs, targets = place(stacked.inputs), place(stacked.targets)
+        test = to_device(torch.from_numpy(d.x_test)), to_device(torch.from_numpy(d.y_test))
+    inputs, targets = to_device(stacked.inputs), to_device(stacked.targets)
     return Learning(
         problem.model, problem.loss, problem.correct, inputs, targets, test, stacked.samples, d.vocabulary,
         problem.measure, rows=1 if d.persons is None else d.persons.most,
-        weights=None if stacked.weights is None else place(stacked.weights),
+        weights=None if stacked.weights is None else to_device(stacked.weights),
     )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def ticks(values: Sequence[float]) -> list[float]:
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
-def _placed(value: float, on: Sequence[float], start: float, end: float) -> float:
+def _position(value: float, on: Sequence[float], start: float, end: float) -> float:
     return start + (end - start) * (value - on[0]) / (on[-1] - on[0])
 
 
@@ -115,11 +115,11 @@ def _drawing(lines: Mapping[str, Points], x_label: str, write: Write) -> Markup:
     left, right, bottom = _LEFT, WIDTH - _RIGHT, HEIGHT - _BOTTOM
     parts = [_TEXT % ((left + right) / 2, HEIGHT - 4, "middle", x_label)]
     for t in ys:
-        y = _placed(t, ys, bottom, _TOP)
+        y = _position(t, ys, bottom, _TOP)
         parts += [_RULE % (left, right, y, y), _TEXT % (left - 7, y + 4, "end", write(t).replace(".0 %", " %"))]
-    parts += [_TEXT % (_placed(t, xs, left, right), bottom + 17, "middle", number(t)) for t in xs]
+    parts += [_TEXT % (_position(t, xs, left, right), bottom + 17, "middle", number(t)) for t in xs]
     for (colour, dashes), points in zip(_LOOKS, lines.values(), strict=False):
-        line = [(_placed(a, xs, left, right), _placed(b, ys, bottom, _TOP)) for a, b in points]
+        line = [(_position(a, xs, left, right), _position(b, ys, bottom, _TOP)) for a, b in points]
         parts.append(_LINE % (" ".join(f"{a:.1f},{b:.1f}" for a, b in line), colour, dashes))
         parts.append(_DOT % (*line[-1], colour))
     return Markup().join(parts)
@@ -133,10 +133,10 @@ def forest(shape: Shape) -> Markup:
     left, right, bottom = WIDTH * 0.36, WIDTH - _RIGHT, _TOP + len(bands) * _ROW
     parts = [_TEXT % ((left + right) / 2, bottom + _BOTTOM - 4, "middle", "score")]
     for t in xs:
-        x = _placed(t, xs, left, right)
+        x = _position(t, xs, left, right)
         parts += [_RULE % (x, x, _TOP, bottom), _TEXT % (x, bottom + 17, "middle", number(t))]
     for i, (label, band) in enumerate(zip(shape.labels, bands, strict=True)):
-        (low, x, high), y = (_placed(end, xs, left, right) for end in band), _TOP + (i + 0.5) * _ROW
+        (low, x, high), y = (_position(end, xs, left, right) for end in band), _TOP + (i + 0.5) * _ROW
         parts += [_TEXT % (left - 7, y + 4, "end", label[:24]), _DOT % (x, y, _LOOKS[0][0])]
         parts.append(_LINE % (f"{low:.1f},{y:.1f} {high:.1f},{y:.1f}", _LOOKS[0][0], "none"))
     head = ["level", "score", "noise"]

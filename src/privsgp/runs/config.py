@@ -505,8 +505,8 @@ class Config(Options):
         remedy += "Compressed messages, servers, and pairs that average have no place for it"
         for key, used in (("transport.bits", self.transport.bits < 32), ("algorithm.local_steps", a.local_steps > 1)):
             yield used and not pushed, f"{key} algorithm.name", remedy
-        part = a.steps % a.local_steps and "steps" not in a.auto
-        yield part, "algorithm.local_steps algorithm.steps", "take K that it divides: K counts local steps too"
+        remainder = a.steps % a.local_steps and "steps" not in a.auto
+        yield remainder, "algorithm.local_steps algorithm.steps", "take K that it divides: K counts local steps too"
         parts = a.sampling == "fixed" and a.batch != int(a.batch)
         yield parts, "algorithm.batch algorithm.sampling", "give a whole number"
         apart = a.final_mixing and method.network in ("server", "alone")
@@ -767,7 +767,7 @@ def _apply(values: dict[str, Any], change: str) -> None:
     key, equals, text = change.partition("=")
     *sections, last = key.strip().split(".")
     if not equals or not all((*sections, last)):
-        raise Refused(f"--set {change}", "write --set KEY=VALUE, for example --set algorithm.batch=32")
+        raise Refused(f"--set {change} has no key or value", "write --set KEY=VALUE, as in --set algorithm.batch=32")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except ValueError:
@@ -775,7 +775,7 @@ def _apply(values: dict[str, Any], change: str) -> None:
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
-            raise Refused(f"--set {change}", f"{section} is a value, not a section")
+            raise Refused(f"--set {change}: {section} is a value, not a section", "`privsgp options` lists all keys")
     values[last] = value
     if not text:
         del values[last]

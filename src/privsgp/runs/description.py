@@ -45,7 +45,7 @@ def describe(
     `asked` are keys of [sum]. `say` gets what error to expect, before the release.
     """
     if config.data.path is None:
-        raise Refused("run.toml has no data.path", "name the sites' tables: describe reads tables")
+        raise Refused("run.toml has no data.path, and describe reads tables", "name the sites' tables in data.path")
     problem = unencoded(config.with_section("data", sizes=None), data_dir, range(config.data.nodes))
     config = study(config, problem.samples, epsilon, delta, **asked)
     folder = sums.next_folder(out or Path("descriptions"), config.name)
@@ -65,12 +65,14 @@ def columns(config: Config) -> list[Column]:
     schema, asked = _schema(config), config.sum
     known = [*schema.encoded, schema.target.column]
     if unknown := [name for name in (*asked.columns, *asked.by) if name not in known]:
-        raise Refused(f"column {unknown[0]}", f"take columns of the schema that are used: {', '.join(known)}")
+        raise Refused(f"the schema has no column {unknown[0]}, or ignores it", f"take one of {', '.join(known)}")
     made: list[Column] = [_column(schema, name, asked.bins) for name in known if name in (asked.columns or known)]
     for name in asked.by:
         target, groups = _column(schema, schema.target.column, asked.bins), _column(schema, name, asked.bins)
         if isinstance(target, Numbers) or not isinstance(groups, Values) or target == groups:
-            raise Refused(f"the target by {name}", "take a category or yes/no column, and a target with classes")
+            raise Refused(
+                f"no count of the target by {name}", "take a category or yes/no column, and classes as target"
+            )
         if isinstance(target, Times):
             missing = () if schema.encoded[name].missing is None else ("missing",)
             values = (*groups.values, *missing)
@@ -80,7 +82,7 @@ def columns(config: Config) -> list[Column]:
         made.append(Values(f"{target.name} by {name}", tuple(crossed)))
     if asked.moments is not None:
         if schema.times is not None:
-            raise Refused("--moments with a target of survival", "leave it out: times that were cut short have no mean")
+            raise Refused("--moments does not go with a survival target: censored times have no mean", "leave it out")
         made.append(Moments((*schema.features, schema.target.column), asked.moments))
     return made
 
@@ -163,7 +165,7 @@ def _even(times: list[float], survival: list[float]) -> list[float]:
 
 def _schema(config: Config) -> Schema:
     if config.data.schema is None:
-        raise Refused("run.toml has no data.schema", "name one: describe uses its public ranges")
+        raise Refused("run.toml has no data.schema, and describe uses its public ranges", "name one in data.schema")
     return config.data.schema
 
 
@@ -213,7 +215,7 @@ def values_of(schema: Schema, name: str) -> tuple[str, ...]:
     """Return the values of a column; refuse a column of numbers."""
     column = None if name not in schema.encoded else _column(schema, name, 2)
     if not isinstance(column, Values):
-        raise Refused(f"evaluation.subgroups: {name!r}", "name columns of the schema: a category, or yes/no")
+        raise Refused(f"evaluation.subgroups: {name!r} is no category or yes/no column", "name one of the schema")
     return column.values
 
 

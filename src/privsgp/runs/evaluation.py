@@ -53,7 +53,7 @@ def of_run(run: Path, config: Config, data_dir: Path | None = None, say: Say = p
     asked, started = config.evaluation, configs.started(Folder(run).config)
     if asked.share is None:
         raise Refused(
-            "no evaluation.share",
+            "run.toml has no evaluation.share: nobody was held out",
             'name files that no site trained on: privsgp evaluate RUN "test-{site}.csv" --private',
         )
     before = started.evaluation
@@ -73,7 +73,7 @@ def on_files(run: Path, template: str, changes: Sequence[str], say: Say = print)
     config = started.with_section("data", path=str(Path(template).resolve()), test_path=None, sizes=None)
     config = configs.parse(config.model_dump(), changes, Path())
     if None not in (who := {config.data.person, started.data.person}) and len(who) > 1:
-        raise Refused(f"data.person = {config.data.person!r}", f"{run} counts persons by {started.data.person!r}")
+        raise Refused(f"data.person = {config.data.person!r}, and {run} has {started.data.person!r}", "take the same")
     config, problem = pooled(config, unencoded(config, None, range(config.data.nodes)))
     refuse_trained(config, Folder(run).run or "", _records(problem), say)
     return _evaluated(run, config, problem, say)
@@ -206,25 +206,29 @@ def layout(config: Config, result: Result) -> Layout:
     times = None if schema is None else schema.times
     survives = card["loss"] == "survival" and times is not None
     if not survives and (card["loss"] not in ("cross-entropy", "binary", "mse") or card["target_shape"]):
-        raise Refused("a model whose outputs are no classes and no single number", "evaluate it on public data")
+        raise Refused("the model's outputs are no classes and no single number", "evaluate it on public data")
     if card["loss"] == "mse":
         if schema is None or asked.subgroups:
             raise Refused(
-                "private evaluation of numbers without a schema, or by subgroups", "give the target a public range"
+                "private evaluation of numbers needs a schema, and has no subgroups",
+                "give the target a public range, and leave subgroups out",
             )
         low, high = schema.target.limits
         clip = (high - low) / 4 if asked.residual is None else asked.residual
         if not 0 < clip <= high - low:
-            raise Refused(f"evaluation.residual = {clip:g}", f"take at most the target's range, {high - low:g}")
+            raise Refused(
+                f"evaluation.residual = {clip:g} is out of the target's range",
+                f"take at most {high - low:g}",
+            )
         return Residuals(clip, (low + high) / 2, (high - low) / 2)
     columns = [] if schema is None else [description.values_of(schema, name) for name in asked.subgroups]
     if len(columns) < len(asked.subgroups):
-        raise Refused(f"evaluation.subgroups: {asked.subgroups[0]!r}", "subgroups are columns of data.schema")
+        raise Refused(f"evaluation.subgroups: {asked.subgroups[0]!r} needs data.schema", "name the schema")
     groups = Groups(tuple(asked.subgroups), tuple(columns)) if columns else NONE
     if survives and schema is not None and times is not None:
         at = times[len(times) // 2] if asked.time is None else asked.time
         if at not in times:
-            raise Refused(f"evaluation.time = {at:g}", f"take an edge of the schema's bins: {times}")
+            raise Refused(f"evaluation.time = {at:g} is no edge of the schema's bins", f"take one of {times}")
         return Risks.of(asked.bins, times, at, groups, repeated=_may_repeat(schema))
     if card["classes"] != 2:
         return Confusion(card["classes"], groups)
@@ -246,8 +250,8 @@ def rows(config: Config, result: Result, dataset: Dataset) -> Array:
     made, x, schema = layout(config, result), dataset.x, config.data.schema
     if isinstance(made, Residuals):
         centre, scale = (0.0, 1.0) if schema is None else schema.unit
-        said = np.asarray(result.predict(x), float).reshape(-1)
-        return made.rows(said, centre + scale * dataset.y.astype(float).reshape(-1))
+        predicted = np.asarray(result.predict(x), float).reshape(-1)
+        return made.rows(predicted, centre + scale * dataset.y.astype(float).reshape(-1))
     number = np.zeros(len(x), np.int64)
     for name, values in zip(made.groups.names, made.groups.values, strict=True):
         assert schema is not None  # noqa: S101
@@ -302,7 +306,7 @@ def together(evaluations: Sequence[dict[str, Any]]) -> list[str]:
 
 def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return metric, group and value of each metric, with its interval, or how many persons would be needed."""
-    said = []
+    rows = []
     for one in found["metrics"]:
         if one["value"] is not None:
             value = f"{one['value']:.3f} ({one['low']:.3f} to {one['high']:.3f})"
@@ -310,8 +314,8 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str]]:
             value = "not shown: too few records, or too many in one bin of evaluation.bins"
         else:
             value = f"not shown: needs about {one['persons_needed']:,} held-out records"
-        said.append((one["metric"].replace("_", " ").replace("c index", "C-index"), one["group"], value))
-    return said
+        rows.append((one["metric"].replace("_", " ").replace("c index", "C-index"), one["group"], value))
+    return rows
 
 
 def statement(found: dict[str, Any]) -> list[str]:

@@ -347,7 +347,7 @@ def _aim(text: str) -> tuple[str, float]:
     aim, _, least = text.partition("=")
     share = as_number(least)
     if text and (aim not in ("sensitivity", "specificity") or share is None or not 0 < share <= 1):
-        raise Refused(f"threshold for {text!r}", "take sensitivity=0.9 or specificity=0.9")
+        raise Refused(f"--threshold-for {text!r} has an unknown aim", "take sensitivity=0.9 or specificity=0.9")
     return aim, share or 0.0
 
 

@@ -195,7 +195,7 @@ def versions() -> dict[str, str]:
     return {"privsgp": __version__, "python": platform.python_version(), "torch": torch.__version__}
 
 
-def standing(out: Path) -> str:
+def resume_note(out: Path) -> str:
     """Say what there is to resume in a folder."""
     if not Folder(out).config.exists():
         return f"there is no run in {out} to resume: a new one begins"

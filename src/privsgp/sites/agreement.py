@@ -348,7 +348,7 @@ def propose(
     )
     _refuse(faults)
     if config.data.sizes is None:
-        raise Refused("no data.sizes", "write how many samples each site has, in the order of --site: they are public")
+        raise Refused("run.toml has no data.sizes", "write each site's public number of samples, in --site's order")
     # A step that was sent is never made again: no noise is needed for repeats.
     sizes, config = config.data.sizes, configs.parse(config.with_section("privacy", spare=0.0).shared())
     config = with_scale(config, sizes)  # θ and C are signed as numbers: no site, and no restart, settles on its own
@@ -430,10 +430,10 @@ def _algorithm_faults(config: Config) -> Iterator[Fault]:
 def graph_hash(graph: Graph) -> str:
     """Return the SHA-256 of all shares over a period, or over many steps if there is none."""
     edges = [graph.edges(k) for k in range(graph.period or HORIZON)]
-    told = [[e.source.tolist(), e.target.tolist(), e.share.tolist()] for e in edges]
-    return digest(told)
+    triples = [[e.source.tolist(), e.target.tolist(), e.share.tolist()] for e in edges]
+    return digest(triples)
 
 
 def _model(model: nn.Module, encoder: nn.Module | None) -> dict[str, Any]:
-    told = None if encoder is None else features.digest(encoder)
-    return {"weights": Layout.of(model).dim, "x0": weights_digest(model), "features": told}
+    encoder_digest = None if encoder is None else features.digest(encoder)
+    return {"weights": Layout.of(model).dim, "x0": weights_digest(model), "features": encoder_digest}

@@ -61,18 +61,18 @@ def amend(ended: Agreement, site: Site, folder: Path, changes: Changes, output: 
     names = [card.name for card in ended.roster]
     if unknown := {*changes.revoked, *changes.replaced, *changes.lost} - set(names):
         raise Refused(f"{', '.join(sorted(unknown))}: no site of {ended.name}", f"its sites are {', '.join(names)}")
-    place = _folder(ended.node(site), folder)
+    files = _folder(ended.node(site), folder)
     signatures = signed.known(folder)[0]
-    if place.run != ended.run or len(signatures) < len(names):
+    if files.run != ended.run or len(signatures) < len(names):
         raise Refused(
             f"{folder} does not hold the signatures of all sites of {ended.name}",
             "amend at a site that was in the run, and name its run folder with --run; a run that never began has "
             "spent nothing: propose a new one",
         )
-    with place.locked():
-        charged = _charged(place, ended.node(site))
-        known = max(charged, _newest(ended, ended.node(site), place)) if changes.releases is None else changes.releases
-        start = _start(ended, place)
+    with files.locked():
+        charged = _charged(files, ended.node(site))
+        known = max(charged, _newest(ended, ended.node(site), files)) if changes.releases is None else changes.releases
+        start = _start(ended, files)
     revoked = {*changes.revoked, *changes.replaced}
     kept = [i for i, name in enumerate(names) if name not in revoked or name in changes.replaced]
     nodes = [*kept, *[None] * len(changes.added)]
@@ -109,61 +109,64 @@ def close(study: Agreement, node: int, folder: Path | None) -> None:
     if c is None or (i := c.nodes[node]) is None or not study.config.private:
         return
     ended, agreed = c.study, c.releases[node]
-    place = _folder(i, folder or ended.default_folder)
-    if place.run != ended.run or not place.ledger(i).exists():
+    files = _folder(i, folder or ended.default_folder)
+    if files.run != ended.run or not files.ledger(i).exists():
         if agreed < ended.steps:
             raise Refused(
-                f"{place.path} does not hold this site's ledger of {ended.name}, of which {study.name} counts {agreed} "
+                f"{files.path} does not hold this site's ledger of {ended.name}, of which {study.name} counts {agreed} "
                 "releases",
                 f"name the run folder with --ended. If it is lost, ask for agree amend … --lost {ended.roster[i].name}",
             )
         return
-    with place.locked():
-        charged = _charged(place, i, close=True)
+    with files.locked():
+        charged = _charged(files, i, close=True)
     if charged > agreed:
         raise Refused(
-            f"{place.ledger(i)} counts {charged} releases of {ended.name}, and {study.name} counts {agreed}",
+            f"{files.ledger(i)} counts {charged} releases of {ended.name}, and {study.name} counts {agreed}",
             f"nothing was signed: ask for: agree amend … --releases {charged}",
         )
-    delete(place.path / "private" / "pair.key")
+    delete(files.path / "private" / "pair.key")
 
 
 def _folder(node: int, path: Path) -> Folder:
     return Folder(path, f"-{node}-{node}")
 
 
-def _charged(place: Folder, node: int, *, close: bool = False) -> int:
+def _charged(files: Folder, node: int, *, close: bool = False) -> int:
     """Return what a site's ledger of a run counts, with the step of its last commit; `close` lets nothing follow."""
-    path, since = place.ledger(node), 0
+    path, since = files.ledger(node), 0
     if not path.exists():
         return 0  # a run without noise
-    if place.checkpoint.exists():
-        since = checkpoint.verified(place.checkpoint, place.run or "").step + 1
-    marks = Book().marks(place.run or "").get(node, [])
+    if files.checkpoint.exists():
+        since = checkpoint.verified(files.checkpoint, files.run or "").step + 1
+    book, run = Book(), files.run or ""
+    marks = book.marks(run).get(node, [])
     (segment,) = ledger.read(path, marks)
     since = min(since, segment.header.steps)
-    if close and not segment.closed:
-        with Ledger.open(path, segment.header, marks, since, commits=True) as opened:
-            opened.close()
-            return max(opened.charged, since)
-    return max(segment.charged, since)
+    if not close:
+        return max(segment.charged, since)
+    with Ledger.open(path, segment.header, marks, since, commits=True) as opened:
+        opened.close()
+        if marks:
+            book.remember(run, {node: opened.mark()})
+        return max(opened.charged, since)
 
 
-def _newest(ended: Agreement, node: int, place: Folder) -> int:
+def _newest(ended: Agreement, node: int, files: Folder) -> int:
     """Return how many steps any site has made, as far as this site knows."""
-    store = Store(ended, node, place.path / "private" / "state.sqlite")
+    store = Store(ended, node, files.path / "private" / "state.sqlite")
     try:
         return max((one.header.step + 1 for one in (*store.seen.values(), *store.heard.values())), default=0)
     finally:
         store.close()
 
 
-def _start(ended: Agreement, place: Folder) -> tuple[Layout, Any] | None:
+def _start(ended: Agreement, files: Folder) -> tuple[Layout, Any] | None:
     """Return this site's model in the ended run: z of its last commit; None if there is none."""
-    if not place.checkpoint.exists():
+    if not files.checkpoint.exists():
         return None
-    checkpoint.verified(place.checkpoint, place.run or "")
-    held, sample = load_file(place.checkpoint), ended.sample
+    checkpoint.verified(files.checkpoint, files.run or "")
+    held, sample = load_file(files.checkpoint), ended.sample
     model, _ = first_model(ended.config, tuple(sample.shape), tuple(sample.target), sample.classes)
     return Layout.of(model), (held["x"] / held["w"][:, None]).to(held["x"].dtype)[0]
 

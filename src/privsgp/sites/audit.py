@@ -25,12 +25,8 @@ _LOG = logging.getLogger(__name__)
 _ALL = 16  # lines of one kind of one peer that are all kept
 _SHOWN = 5  # newest lines that `privsgp status` shows
 _LET_IN = "outlier"  # a message that was taken, and is far outside what others send
-_NAMED = (
-    "weight",
-    "update",
-    "not finite",
-    _LET_IN,
-)  # kinds that say what a member does to the model: people are told its name
+# Kinds that say what a member does to the model: people see its name.
+_NAMED = ("weight", "update", "not finite", _LET_IN)
 
 
 class Audit:

@@ -52,6 +52,14 @@ def budget(study: Study, node: int) -> str:
     return budget(c.study, i)
 
 
+def counted(study: Study, node: int) -> dict[str, int]:
+    """Return the runs that a node's run continues, and how many releases of each its ε counts."""
+    c = study.continues
+    if c is None or (i := c.nodes[node]) is None:
+        return {}
+    return counted(c.study, i) | {c.study.run: c.releases[node]}
+
+
 def faults(study: Study, config: Config) -> Iterator[Fault]:
     """Yield what does not hold together in a study that continues a run; a later fault may need an earlier check."""
     c = study.continues

@@ -51,7 +51,7 @@ def examine(site: Site, agreement: Agreement) -> list[_Finding]:
     others = [card for card in agreement.roster if card.identity != site.card.identity]
     used = agreement.trusted[len(agreement.roster) :] if site.card.address is None else ()  # a relay that is no member
     looks |= {card.name: partial(_peer, card) for card in (*others, *used)}
-    return [_found(what, look, site, agreement) for what, look in looks.items()] + _left_keys(_runs(agreement))
+    return [_found(what, look, site, agreement) for what, look in looks.items()] + _remaining_keys(_runs(agreement))
 
 
 def _runs(agreement: Agreement) -> set[Path]:
@@ -92,12 +92,12 @@ def _certificate(site: Site, _agreement: Agreement) -> str:
     return f"good until {until:%Y-%m-%d}{soon}"
 
 
-def _left_keys(runs: set[Path]) -> list[_Finding]:
+def _remaining_keys(runs: set[Path]) -> list[_Finding]:
     """List the keys for shared noise of runs that nobody continues at the moment."""
     keys = [run / "private" / "pair.key" for run in sorted(runs) if (run / "private" / "pair.key").exists()]
     text = "is left from a run that has stopped: continue the run, or `privsgp leave` deletes it"
-    left = [key for key in keys if not _in_use(key.parent.parent)]  # a run that is in use needs its key
-    return [_Finding("key left", fine=True, text=f"{key} {text}") for key in left]
+    unused = [key for key in keys if not _in_use(key.parent.parent)]  # a run that is in use needs its key
+    return [_Finding("key left", fine=True, text=f"{key} {text}") for key in unused]
 
 
 def _port(site: Site, agreement: Agreement) -> str:

@@ -77,7 +77,7 @@ class Card(Options):
         Guarantee: name, address and keys are those that the holder of the identity key signed.
         """
         if (self.format, self.version) != (CARD, 1):
-            raise Refused(f"{where} is of format {self.format!r}", "ask the site for the file that `site card` writes")
+            raise Refused(f"{where} has format {self.format!r}: it is no card", "ask the site for its `site card`")
         if self.address is not None and not is_address(self.address):
             raise Refused(
                 f"{where}: its address {self.address[:80]!r} is not HOST:PORT", "ask the site for its card again"
@@ -169,12 +169,12 @@ class Site:
     ) -> Site:
         """Make keys, a certificate and a card; refuse a folder that has some already."""
         if not _NAME.fullmatch(name):
-            raise Refused(f"--name {name}", "take small letters, digits and '-', at most 31, a letter first")
+            raise Refused(f"--name {name} names no site", "take up to 31 small letters, digits and '-', a letter first")
         for option, value in (("address", address), ("listen", listen)):
             if value is not None and not is_address(value):
-                raise Refused(f"--{option} {value}", "write HOST:PORT")
+                raise Refused(f"--{option} {value} is no address", "write HOST:PORT")
         if proxy is not None and not _PROXY.fullmatch(proxy):
-            raise Refused(f"--proxy {proxy}", "write http://HOST:PORT: a proxy that answers HTTP CONNECT")
+            raise Refused(f"--proxy {proxy} is no proxy's address", "write http://HOST:PORT; it must allow CONNECT")
         if (home / "identity.key").exists():
             raise Refused(f"{home} already has a site's keys", "see `privsgp site show`, or choose another --home")
         home.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -232,7 +232,9 @@ def _enter(
         made = [dataclasses.replace(one, ledger=continuing.budget(agreement, one.node)) for one in made]
     policy = policies.read(site.home / "policy.toml")
     every = booked.with_others(made, [records], also)
-    booked.enter(*every, resumed=resumed, moved=moved, policy=policy, say=lambda line: say(f"note: {line}"))
+    told = lambda line: say(f"note: {line}")  # noqa: E731
+    before = continuing.counted(agreement, made[0].node)
+    booked.enter(*every, resumed=resumed, moved=moved, policy=policy, say=told, counted=before)
 
 
 def read_own(
@@ -245,9 +247,9 @@ def read_own(
     """
     d, task = config.data, models.task(config.model.loss)
     if not is_file(file.name) and not d.form.fits(file):
-        raise Refused(f"--data {file}", "name an .npz, .csv or .parquet file")
+        raise Refused(f"--data {file} is no file that this study reads", "name an .npz, .csv or .parquet file")
     if d.schema is not None and not is_table(file.name):
-        raise Refused(f"--data {file}, and the study has a schema", "bring a .csv or .parquet file")
+        raise Refused(f"--data {file} is no table, and the study has a schema", "name a .csv or .parquet file")
     loaded = read_file(file, task, d.form, own=True)
     for line in loaded.notes:
         say(line)
@@ -272,10 +274,10 @@ def _spec(
     dataset = read_own(config, file, test, say, classes=agreement.sample.classes)
     dataset, records, also = site_sums.counted(config, node, dataset, model, say)
     spec = agreement.spec(dataset, node, device, model)
-    place = hashlib.sha256(f"privsgp/layout/site/{file.resolve()}".encode()).hexdigest()
+    layout_key = hashlib.sha256(f"privsgp/layout/site/{file.resolve()}".encode()).hexdigest()
     public = spec.simulation or test is not None
     names = tuple(card.name for card in agreement.roster)
-    local = dataclasses.replace(spec, layout=place, sites=names, share_metrics=public)
+    local = dataclasses.replace(spec, layout=layout_key, sites=names, share_metrics=public)
     return local, records, also
 
 

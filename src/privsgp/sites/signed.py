@@ -52,7 +52,7 @@ def keep(folder: Path, peers: PeerTable) -> None:
     """Write what a site knows of signatures, goodbyes and keys."""
     sites = [
         _One(
-            name=card.name, identity=card.identity, signature=peers.signatures.get(i), left=peers.left.get(i),
+            name=card.name, identity=card.identity, signature=peers.signatures.get(i), left=peers.goodbyes.get(i),
             pair_key=peers.pair_keys.get(i),
         )
         for i, card in enumerate(peers.agreement.roster)
@@ -75,7 +75,7 @@ class Signed(NamedTuple):
 
     study: Study
     signed: list[bool]  # by node: its signature of this agreement is there, and right
-    left: list[bool]  # so is its goodbye
+    has_left: list[bool]  # each site: its goodbye is signed
 
     @property
     def text(self) -> str:
@@ -98,5 +98,5 @@ def read(folder: Path) -> Signed | None:
     found = {one.identity: one for one in _read(folder)}
     known = [(node, card, found.get(card.identity)) for node, card in enumerate(study.roster)]
     signed = [one is not None and study.signed_by(node, one.signature or "") for node, _, one in known]
-    left = [one is not None and one.left is not None and one.left.is_of(card, study.run) for _, card, one in known]
-    return Signed(study, signed, left)
+    has_left = [one is not None and one.left is not None and one.left.is_of(card, study.run) for _, card, one in known]
+    return Signed(study, signed, has_left)

@@ -143,16 +143,16 @@ def _write(network: Network, folder: Folder, seconds_left: float | None = None) 
         temporary.replace(folder.path / "status.json")
 
 
-def read(agreement: Agreement, site: Site, place: Path) -> dict[str, Any]:
+def read(agreement: Agreement, site: Site, folder: Path) -> dict[str, Any]:
     """Return what status.json, the ledger and the budget book of a site say of its run: JSON."""
-    path = place / "status.json"
+    path = folder / "status.json"
     if not path.exists():
-        raise Refused(f"{place} has no status.json", "join first, or name the run's folder with --out")
+        raise Refused(f"{folder} has no status.json", "join first, or name the run's folder with --out")
     found: dict[str, Any] = json.loads(read_bytes(path))
     if "newest" not in found:
         raise Refused(f"{path} is of an older release", "join again, or show it with that release")
     node = agreement.node(site)
-    kept = place / "ledger" / f"node-{node}.jsonl"
+    kept = folder / "ledger" / f"node-{node}.jsonl"
     segments = ledger.read(kept) if kept.exists() else []
     sent, charged = sum(one.sent for one in segments), sum(one.charged for one in segments)
     return found | {

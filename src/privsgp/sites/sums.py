@@ -37,7 +37,7 @@ def like(config: Config, run: Path | None, sizes: Sequence[int], epsilon: float)
     """Return the configuration of a study of a sum, and a vector of nobody: of an evaluation of `run`, or columns."""
     delta = config.privacy.delta
     if isinstance(delta, list):
-        raise Refused("privacy.delta is a list", "give one δ for all sites: a sum is one release")
+        raise Refused("privacy.delta is a list, and a sum is one release", "give one δ for all sites")
     if run is None:
         made = description.study(config, sizes, epsilon, delta)
         length = sum(column.length for column in description.columns(made))
@@ -90,7 +90,7 @@ def _model(config: Config, path: Path) -> Result:
     return result
 
 
-def result(agreement: Agreement, spec: RunSpec, outcome: Outcome, place: Path, model: Path) -> dict[str, Any]:
+def result(agreement: Agreement, spec: RunSpec, outcome: Outcome, folder: Path, model: Path) -> dict[str, Any]:
     """Write what the sum says, and return it.
 
     Guarantee: refuses a sum without the messages of all sites, in which pairwise noise would not have cancelled.
@@ -103,8 +103,8 @@ def result(agreement: Agreement, spec: RunSpec, outcome: Outcome, place: Path, m
         )
     total = sums.total(spec, outcome.state.z[0].double().numpy(), agreement.samples)
     if config.sum.kind == "description":
-        return description.written(config, total, place)
-    return evaluation.written(config, _model(config, model), model, total, place)
+        return description.written(config, total, folder)
+    return evaluation.written(config, _model(config, model), model, total, folder)
 
 
 def shown(found: dict[str, Any]) -> tuple[list[tuple[str, str, str]], list[str]]:

@@ -301,15 +301,15 @@ class SitesTransport(Transport):
 
     def _hold(self, k: int, reason: Callable[[], str | None]) -> None:
         """Wait while there is a reason to; people are told of one that is not empty."""
-        phase, told = self.members.phase, ""
+        phase, last_warned = self.members.phase, ""
         with self.changed:
             while not self._asked_to_stop(k) and (why := reason()) is not None:
-                if why not in ("", told):
+                if why not in ("", last_warned):
                     _LOG.warning("step %d waits: %s", k, why, extra={"step": k})
                     self.members.enter("paused")
-                    told = why
+                    last_warned = why
                 self.changed.wait(_TICK)
-        if told:
+        if last_warned:
             _LOG.warning("step %d goes on", k, extra={"step": k})
         self.members.enter(phase)
 
@@ -330,15 +330,15 @@ class SitesTransport(Transport):
         silent = [j for j, step in missing.items() if step < least and self.members.may_still_send(j, step, least)]
         if silent:
             return f"nothing from {self._names(silent)} for more than {limits.staleness} steps"
-        there, left = self.members.count(), len(self.agreement.roster) - len(gone)
-        if left < limits.fewest and k < self.agreement.config.algorithm.steps:  # rounds of mixing spend nothing
+        present, remaining = self.members.count(), len(self.agreement.roster) - len(gone)
+        if remaining < limits.fewest and k < self.agreement.config.algorithm.steps:  # rounds of mixing spend nothing
             raise Ended(
-                f"{self._names(sorted(gone))} left for good, and {left} of at least {limits.fewest} sites that were "
-                "agreed on are left",
+                f"{self._names(sorted(gone))} left for good, and {remaining} of at least {limits.fewest} sites that "
+                "were agreed on are left",
                 "the run ends here, and what was spent is in the ledger. Propose a new agreement with those who stay",
             )
-        if there < min(limits.fewest, left):
-            return f"{there} of at least {limits.fewest} sites are there"
+        if present < min(limits.fewest, remaining):
+            return f"{present} of at least {limits.fewest} sites are there"
         late = [j for j, step in missing.items() if self.members.is_there(j)]
         late = [j for j in late if self.members.may_still_send(j, missing[j], k)] or self.members.ungreeted()
         if late and waited < limits.deadline:

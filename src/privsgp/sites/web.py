@@ -50,7 +50,7 @@ def served(
     than that of this machine.
     """
     if not is_address(address):
-        raise Refused(f"{option} {address}", f"write HOST:PORT, for example {option} 127.0.0.1:9464")
+        raise Refused(f"{option} {address} is no address", f"write HOST:PORT, for example {option} 127.0.0.1:9464")
     host, _, port = address.rpartition(":")
 
     class Handler(BaseHTTPRequestHandler):
@@ -66,7 +66,7 @@ def served(
             for name, value in (
                 ("Content-Type", found.kind), ("Content-Length", str(len(body))), ("Cache-Control", "no-store"),
                 ("Content-Security-Policy", _POLICY), ("X-Content-Type-Options", "nosniff"),
-                ("Referrer-Policy", "no-referrer"),
+                ("Referrer-Policy", "no-referrer"), ("Cross-Origin-Resource-Policy", "same-origin"),
             ):  # fmt: skip
                 self.send_header(name, value)
             self.end_headers()

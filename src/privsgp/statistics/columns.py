@@ -83,16 +83,16 @@ class Numbers:
         return (self.high - self.low) / self.bins
 
     @property
-    def _left(self) -> Array:
+    def _bin_starts(self) -> Array:
         return np.asarray(self.low + self._width * np.arange(self.bins))
 
     def rows(self, values: Array, missing: NDArray[np.bool_]) -> Array:
         """Return each row's block, from its number."""
-        place = np.where(missing, 0.0, (np.clip(values, self.low, self.high) - self.low) / self._width)
-        at, made = np.minimum(place.astype(np.int64), self.bins - 1), np.zeros((len(values), self.length))
+        scaled = np.where(missing, 0.0, (np.clip(values, self.low, self.high) - self.low) / self._width)
+        at, made = np.minimum(scaled.astype(np.int64), self.bins - 1), np.zeros((len(values), self.length))
         each = np.arange(len(values))
         made[each, np.where(missing, self.bins, at)] = 1
-        made[:, -1] = np.where(missing, 0.0, PLACE * (place - at))
+        made[:, -1] = np.where(missing, 0.0, PLACE * (scaled - at))
         return made
 
     def described(self, cells: Array, persons: int, sigma: float) -> dict[str, Any]:
@@ -100,8 +100,8 @@ class Numbers:
         known = cells[:-1] + (persons - cells[:-1].sum()) / (self.bins + 1)
         counts, span = known[:-1], self.high - self.low
         there = max(counts.sum(), 1.0)
-        mean = (counts @ self._left + cells[-1] * self._width / PLACE) / there
-        away = self._left + self._width / 2 - mean
+        mean = (counts @ self._bin_starts + cells[-1] * self._width / PLACE) / there
+        away = self._bin_starts + self._width / 2 - mean
         variance = max(float(counts @ away**2 / there) + self._width**2 / 12, self._width**2 / 12)
         noise = (sigma / there) ** 2
         mean_noise = noise * float(np.sum((away - self._width / 2) ** 2) + (self._width / PLACE) ** 2)
@@ -114,7 +114,7 @@ class Numbers:
                      persons, widest=widest, ends=(0.0, span)),
             *(self._quantile(q, counts / there, there, persons, sigma) for q in _QUANTILES),
         ]  # fmt: skip
-        ends = [f"{a:g} to {a + self._width:g}" for a in self._left]
+        ends = [f"{a:g} to {a + self._width:g}" for a in self._bin_starts]
         shares = [_share(name, one, persons, sigma) for name, one in zip(ends, counts, strict=True)]
         return {
             "estimates": [one.to_json() for one in found], "shares": [one.to_json() for one in shares],
@@ -127,7 +127,7 @@ class Numbers:
         at = int(np.searchsorted(reached, q))
         cells = min(at + 1, self.bins - at)
         half = Z * math.sqrt(q * (1 - q) / there + cells * (sigma / there) ** 2)
-        edges = np.append(self._left, self.high)
+        edges = np.append(self._bin_starts, self.high)
         middle = float(np.interp(q, np.append(0.0, reached), edges))
         low = float(edges[np.searchsorted(reached, max(q - half, 0.0))])
         high = float(edges[min(int(np.searchsorted(reached, min(q + half, 1.0), side="right")) + 1, self.bins)])

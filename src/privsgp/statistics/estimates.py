@@ -220,18 +220,18 @@ class Scores:
         return edges[:-1], torch.diff(edges)
 
     @property
-    def _said(self) -> Tensor:
+    def _positive(self) -> Tensor:
         """Of which bins class 1 is said."""
         return self._ends[0] >= self.threshold - 1e-12
 
     def _accuracy(self, h: Tensor) -> Tensor:
-        return (h[1, :-1][self._said].sum() + h[0, :-1][~self._said].sum()) / h[:, :-1].sum()
+        return (h[1, :-1][self._positive].sum() + h[0, :-1][~self._positive].sum()) / h[:, :-1].sum()
 
     def _sensitivity(self, h: Tensor) -> Tensor:
-        return h[1, :-1][self._said].sum() / h[1, :-1].sum()
+        return h[1, :-1][self._positive].sum() / h[1, :-1].sum()
 
     def _specificity(self, h: Tensor) -> Tensor:
-        return h[0, :-1][~self._said].sum() / h[0, :-1].sum()
+        return h[0, :-1][~self._positive].sum() / h[0, :-1].sum()
 
     def _expected(self, h: Tensor) -> Tensor:
         """Return the sum of the probabilities of each label: the bins' left ends, and the places within the bins."""
@@ -274,8 +274,8 @@ def by_slope(
     made = made.detach()
     counts, places = made[..., :-1], made[..., -1:]
     # Of a person's place within the bin, the mean of the persons with the same label and group.
-    worth = slope[..., :-1] + slope[..., -1:] * (places / counts.sum(-1, keepdim=True)).nan_to_num().clamp(0, PLACE)
-    spread = (counts * worth**2).sum() - (counts * worth).sum() ** 2 / persons
+    influence = slope[..., :-1] + slope[..., -1:] * (places / counts.sum(-1, keepdim=True)).nan_to_num().clamp(0, PLACE)
+    spread = (counts * influence**2).sum() - (counts * influence).sum() ** 2 / persons
     return made[chosen].sum(0), value.item(), spread.item(), noise.square().sum().item() * sigma**2
 
 
@@ -317,10 +317,10 @@ class Confusion:
         """A cell for each pair of classes, and group."""
         return self.groups.count * self.classes**2
 
-    def rows(self, said: NDArray[np.int64], y: NDArray[np.int64], group: NDArray[np.int64]) -> Array:
+    def rows(self, predicted: NDArray[np.int64], y: NDArray[np.int64], group: NDArray[np.int64]) -> Array:
         """Return each row's vector."""
         made = np.zeros((len(y), self.length))
-        made[np.arange(len(y)), (group * self.classes + y) * self.classes + said] = 1
+        made[np.arange(len(y)), (group * self.classes + y) * self.classes + predicted] = 1
         return made
 
     def estimates(self, cells: Array, persons: int, sigma: float) -> list[Estimate]:
@@ -333,8 +333,8 @@ class Confusion:
             found.append(_share("accuracy", group, np.diag(h).sum(), h.sum(), often * sigma**2 * self.classes,
                                 often * sigma**2 * self.classes * (self.classes - 1), persons))  # fmt: skip
             for c in range(self.classes):
-                name, alike = f"{group}, class {c}", often * sigma**2
-                found.append(_share("recall", name, h[c, c], h[c].sum(), alike, alike * (self.classes - 1), persons))
+                name, noise = f"{group}, class {c}", often * sigma**2
+                found.append(_share("recall", name, h[c, c], h[c].sum(), noise, noise * (self.classes - 1), persons))
         return found
 
 

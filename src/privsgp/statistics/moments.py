@@ -129,8 +129,8 @@ def ridge(c: Array, persons: int, noise: float) -> Path:
         penalty = share * max(unit, noise) + noise * math.sqrt(2 * len(c))
         stretched = np.maximum(values, 0) + penalty
         weights = vectors @ (vectors.T @ xy / stretched)
-        left = yy - float(2 * weights @ xy - weights @ xx @ weights)
+        residual = yy - float(2 * weights @ xy - weights @ xx @ weights)
         away = float((weights @ weights + 1) * np.sum(1 / stretched) + np.sum((vectors.T @ weights) ** 2 / stretched))
-        of_sample = 2 * max(left, 0.0) * float(np.sum(np.maximum(values, 0) / stretched)) / persons
-        path.append(Fit(penalty, weights, 1 - (left + noise**2 * away + of_sample) / yy))
+        of_sample = 2 * max(residual, 0.0) * float(np.sum(np.maximum(values, 0) / stretched)) / persons
+        path.append(Fit(penalty, weights, 1 - (residual + noise**2 * away + of_sample) / yy))
     return Path(path, noise / yy)

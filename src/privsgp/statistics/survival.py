@@ -54,7 +54,7 @@ def survival(cells: Tensor) -> Tensor:
     return torch.cumprod(1 - events / (there - last / 2).clamp(min=1), -1)
 
 
-def _seen(cells: Tensor) -> Tensor:
+def _uncensored(cells: Tensor) -> Tensor:
     """Return the share that is still seen after each bin, events aside."""
     events, last, there = _split(cells)
     return torch.cumprod(1 - last / (there - events / 2).clamp(min=1), -1).clamp(min=_END)
@@ -221,10 +221,12 @@ class Risks:
     def _brier(self, h: Tensor) -> Tensor:
         """Return the Brier score at the edge, weighted by the inverse probability to be seen until then (Graf 1999)."""
         events, _, _ = _split(self._cells(h))
-        edges, seen = torch.tensor(self.risks, dtype=torch.float64), _seen(self._cells(h).sum(0))
+        edges, uncensored = torch.tensor(self.risks, dtype=torch.float64), _uncensored(self._cells(h).sum(0))
         until = slice(self.at + 1)
-        middle = (torch.cat([torch.ones(1, dtype=torch.float64), seen[:-1]]) + seen) / 2  # events spread over a bin
+        middle = (
+            torch.cat([torch.ones(1, dtype=torch.float64), uncensored[:-1]]) + uncensored
+        ) / 2  # events spread over a bin
         died = (events / middle)[:, until].sum(1)
-        alive = _later(self._cells(h))[:, self.at] / seen[self.at]
+        alive = _later(self._cells(h))[:, self.at] / uncensored[self.at]
         (first, squares), (_, others) = (powers(one, edges[:-1], edges.diff()) for one in (died, alive))
         return (died.sum() - 2 * first + squares + others) / self._cells(h).sum()

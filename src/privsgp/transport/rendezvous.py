@@ -47,6 +47,8 @@ _Run = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 class PeerLost(Stopped, Exception):
     """Another process is gone; ledgers and the last common checkpoint are kept."""
 
+    status = 5
+
     def __init__(self, what: str, step: int) -> None:
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         super().__init__(f"{what}; noticed at step {step}, {when}", step)
@@ -205,7 +207,7 @@ def _patience() -> float:
     except ValueError:
         patience = 0.0
     if not 0 < patience < 1e6:
-        raise Refused(f"PRIVSGP_PATIENCE = {given}", "give a number of seconds above 0")
+        raise Refused(f"PRIVSGP_PATIENCE = {given} is no number of seconds", "give a number above 0")
     return patience
 
 

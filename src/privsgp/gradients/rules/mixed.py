@@ -26,7 +26,7 @@ class Mixed(RuledLayers):
         kinds = [f"{owner or 'the model'} ({type(self.model.get_submodule(owner)).__name__})" for owner in owners]
         return f"by rules; by torch.func where no rule fits: {', '.join(sorted(kinds)) or 'one row per sample'}"
 
-    def standing_in(self, layer: StackedLayer) -> nn.Module:
+    def substitute(self, layer: StackedLayer) -> nn.Module:
         """Return what brings all samples together for the rule."""
         return _Together(layer)
 

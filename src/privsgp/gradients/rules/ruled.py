@@ -64,18 +64,18 @@ class RuledLayers(ABC):
         if kind is None:
             raise RuntimeError(f"{name} has no rule")
         stacked = kind(name, layer)
-        stands_in = self.standing_in(stacked)
+        module = self.substitute(stacked)
         for p, value in layer.named_parameters():  # whose type and device forward may ask for; a use is seen as NaN
             nothing = torch.full((), math.nan, dtype=value.dtype, device=value.device).expand(value.shape)
-            stands_in.register_parameter(p, nn.Parameter(nothing, requires_grad=False))
+            module.register_parameter(p, nn.Parameter(nothing, requires_grad=False))
         if name:
-            self.model.set_submodule(name, stands_in)
+            self.model.set_submodule(name, module)
         else:
-            self.model = stands_in
+            self.model = module
         return stacked
 
     @abstractmethod
-    def standing_in(self, layer: StackedLayer) -> nn.Module:
+    def substitute(self, layer: StackedLayer) -> nn.Module:
         """Return the module that is called in place of the user's layer."""
 
     @abstractmethod
@@ -134,7 +134,7 @@ class Ruled(RuledLayers):
 
     how = "by rules"
 
-    def standing_in(self, layer: StackedLayer) -> nn.Module:
+    def substitute(self, layer: StackedLayer) -> nn.Module:
         """Return the rule itself."""
         return layer
 

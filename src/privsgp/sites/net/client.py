@@ -25,7 +25,7 @@ from privsgp.sites.net.server import HELLO, PULL, SERVICE
 from privsgp.sites.net.tls import grpc
 from privsgp.sites.protocol import frames
 from privsgp.sites.protocol.frames import PIECE, Rejected
-from privsgp.sites.protocol.gossip import Node, Yours, read_said
+from privsgp.sites.protocol.gossip import Node, Yours, read_message
 from privsgp.sites.protocol.mailbox import counted, wait_for
 from privsgp.sites.protocol.peers import RELAY
 
@@ -196,22 +196,22 @@ class Client:
         parts = chain([asked], counted(self.outbox.bytes_to, target, frames.in_pieces(sealed)))
         answer = drop(parts, timeout=self.agreement.limits.transfer)
         self.failures.pop(RELAY, None)
-        self.members.relayed(read_said(_Kept, answer, len(self.agreement.roster)).newest)
+        self.members.relayed(read_message(_Kept, answer, len(self.agreement.roster)).newest)
 
     def _talk(self, peer: int, channel: grpc.Channel) -> None:
         """Say hello, then bring the peer what it does not have; for a beat."""
         hello, version = channel.unary_unary(f"/{SERVICE}/Hello"), self.members.version
-        said, asked = self.members.hello(peer), self.members.others[peer].incarnation
-        self.members.learn(peer, hello(canonical(said), timeout=HELLO), asked)
-        self.members.informed(peer, said["phase"])
+        hello_text, asked = self.members.hello(peer), self.members.others[peer].incarnation
+        self.members.learn(peer, hello(canonical(hello_text), timeout=HELLO), asked)
+        self.members.informed(peer, hello_text["phase"])
         self.failures.pop(peer, None)
 
         def urgent() -> bool:
             return self.ended.is_set() or self.members.version != version
 
         until = time.monotonic() + BEAT
-        while not urgent() and (left := until - time.monotonic()) > 0:  # on a long way, a hello costs as much as a step
-            frame = self.outbox.wait(peer, self.members.have_of(peer), left, urgent)
+        while not urgent() and (remaining := until - time.monotonic()) > 0:  # a hello costs as much as a step
+            frame = self.outbox.wait(peer, self.members.have_of(peer), remaining, urgent)
             if frame is not None and not self.members.is_fresh():  # a hello comes first: a copy may have continued
                 self.ended.wait(_FIRST)
                 return
@@ -224,12 +224,12 @@ class Client:
         have, continues = self.members.have_of(peer), self.members.others[peer].continues
         pieces = self.outbox.pieces(frame, have, continues=continues)
         pieces = counted(self.outbox.bytes_to, peer, pieces)
-        said = read_said(Yours, push(pieces, timeout=self.agreement.limits.transfer))
-        self.members.look(said)
+        answer = read_message(Yours, push(pieces, timeout=self.agreement.limits.transfer))
+        self.members.look(answer)
         # Increments that could not be read there are sent again, as exact sums.
         least = -1 if self.agreement.increment_bytes else frame.header.step
-        self.members.took(peer, max(said.newest, least), said.newest, asked, continues=said.continues)
-        if max(said.newest, least) < frame.header.step:
+        self.members.took(peer, max(answer.newest, least), answer.newest, asked, continues=answer.continues)
+        if max(answer.newest, least) < frame.header.step:
             self.ended.wait(_FIRST)
 
     def _is_ready(self, sources: list[int]) -> bool:
@@ -251,27 +251,27 @@ class Client:
         if peer == RELAY:
             self.failures.pop(RELAY, None)
         if first is not None:
-            said = read_said(_From, first, len(self.agreement.roster))
-            if said.source not in sources:
-                raise Rejected("source", f"a message of node {said.source}")
-            self._take(said, parts)
+            header = read_message(_From, first, len(self.agreement.roster))
+            if header.source not in sources:
+                raise Rejected("source", f"a message of node {header.source}")
+            self._take(header, parts)
         if all(self.inbox.newest(j) <= step for j, step in have.items()):
             self.ended.wait(_FIRST)
 
-    def _take(self, said: _From, parts: Iterator[bytes]) -> None:
+    def _take(self, header: _From, parts: Iterator[bytes]) -> None:
         """Let a fetched message in, unless this process was suspended while it waited: then a copy may have continued.
 
         A sealed message that cannot be used is not asked for again: it must not hide those of others.
         """
-        if not self.agreement.is_relayed((said.source, self.node)):
+        if not self.agreement.is_relayed((header.source, self.node)):
             if self.members.is_fresh():
-                self.inbox.receive(said.source, next(parts, b""), parts)
+                self.inbox.receive(header.source, next(parts, b""), parts)
             return
-        self._unusable[said.source] = said.step
-        sealed = collected(counted(self.inbox.bytes_from, said.source, parts), most(self.agreement))
-        frame = self.seal.open(said.source, sealed)
+        self._unusable[header.source] = header.step
+        sealed = collected(counted(self.inbox.bytes_from, header.source, parts), most(self.agreement))
+        frame = self.seal.open(header.source, sealed)
         if not self.members.is_fresh():
-            del self._unusable[said.source]
+            del self._unusable[header.source]
         elif self.inbox.is_news(frame.header, frame.signature):
-            del self._unusable[said.source]
+            del self._unusable[header.source]
             self.inbox.put(frame)

@@ -29,7 +29,7 @@ from privsgp.sites.net import relay as relays
 from privsgp.sites.net.tls import grpc
 from privsgp.sites.protocol import frames
 from privsgp.sites.protocol.frames import PIECE, Rejected
-from privsgp.sites.protocol.gossip import Newest, Node, read_said
+from privsgp.sites.protocol.gossip import Newest, Node, read_message
 from privsgp.sites.protocol.mailbox import counted, wait_for
 
 if TYPE_CHECKING:
@@ -161,9 +161,9 @@ class Server:
         with self._call("hello", context, HELLO) as call:
             with self._border(call):
                 self.members.learn(call.peer, next(parts, b""))
-            said = self.members.hello(call.peer)
-            self.members.informed(call.peer, said["phase"])
-            return canonical(said)
+            hello_text = self.members.hello(call.peer)
+            self.members.informed(call.peer, hello_text["phase"])
+            return canonical(hello_text)
 
     def _push(self, parts: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Let a member's message in; of one that is not newer than what is here, the body is not read."""
@@ -220,7 +220,7 @@ class Server:
 
     def _asked(self, kind: type[Asked], text: bytes) -> Asked:
         """Read what a member asks for."""
-        asked = read_said(kind, text, len(self.agreement.roster), _MOST_ASKED)
+        asked = read_message(kind, text, len(self.agreement.roster), _MOST_ASKED)
         if asked.run != self.agreement.run:
             raise Rejected("run", "a request of another run")
         return asked

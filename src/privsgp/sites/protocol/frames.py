@@ -176,11 +176,11 @@ def refuse_body(frame: Frame, before: NDArray[np.float64], most: float, dtype: s
     sums, largest, step = frame.sums(), math.sqrt(np.finfo(dtype).max), frame.header.step
     for part in pieces(len(sums)):
         with np.errstate(**_ANYTHING):
-            brought = sums[part] - before[part]
-        if not np.abs(brought).max() <= largest:  # nor is it where one is not a number
+            change = sums[part] - before[part]
+        if not np.abs(change).max() <= largest:  # nor is it where one is not a number
             what = f"its message of step {step} is no model: a change in it is not finite, or above {largest:.3g}"
             raise Rejected("not finite", what, frame.evidence())
-    weight = float(brought[-1])
+    weight = float(change[-1])
     if not 0 <= weight <= most * (1 + 1e-9):  # a weight may be too small to change its sum
         what = f"its message of step {step} brings the weight {weight:g}. Since the last one the link can carry"
         raise Rejected("weight", f"{what} from 0 to at most {most:g}", frame.evidence())

@@ -104,10 +104,10 @@ class Hello(Options):
     heads: dict[Node, _Evidence]
 
 
-Said = TypeVar("Said", bound=Options)
+Answer = TypeVar("Answer", bound=Options)
 
 
-def read_said(kind: type[Said], text: bytes, nodes: int = 0, most: int = PIECE) -> Said:
+def read_message(kind: type[Answer], text: bytes, nodes: int = 0, most: int = PIECE) -> Answer:
     """Return what a peer of a run of so many nodes said; reject anything that is not of its kind."""
     try:
         return kind.model_validate_json(text[: most + 1], context=nodes)
@@ -159,7 +159,7 @@ class Gossip(PeerTable):
                 "run": self.agreement.run, "incarnation": self.incarnation, "process": process,
                 "word": self.word_for(peer), "step": self.step, "phase": self.phase,
                 "durable": self.durable.get(peer, -1), "sent": self.sent.get(peer, -1),
-                "signatures": dict(self.signatures), "left": {i: one.model_dump() for i, one in self.left.items()},
+                "signatures": dict(self.signatures), "left": {i: one.model_dump() for i, one in self.goodbyes.items()},
                 "heard": {i: age for i, age in ages.items() if age < LONG_AGO / 2},
                 "yours": self.inbox.shown(peer) | self._process_of(peer) | {"word": self._words.get(peer)},
                 "pair_keys": dict(self.pair_keys),
@@ -171,48 +171,48 @@ class Gossip(PeerTable):
 
         Of an answer, `asked` is the process that was known when it was asked for: it may have died since.
         """
-        said = self._read(text)
+        hello = self._read(text)
         with self.changed:
-            self._compare(said.yours.process)  # first: the peer may refuse this process because of it
+            self._compare(hello.yours.process)  # first: the peer may refuse this process because of it
             other = self.others[peer]
-            if said.incarnation < other.incarnation:
+            if hello.incarnation < other.incarnation:
                 if asked is not None and asked < other.incarnation:
                     return
-                what = f"process {said.incarnation} after {other.incarnation}: two copies of this site were started"
+                what = f"process {hello.incarnation} after {other.incarnation}: two copies of this site were started"
                 raise Rejected("incarnation", f"{what}. It has to stop all of them, and join again with one")
-            if said.incarnation > other.incarnation:
-                other.process, other.answered = self._process_signed(peer, said), -1
+            if hello.incarnation > other.incarnation:
+                other.process, other.answered = self._process_signed(peer, hello), -1
             other.heard = other.met = time.monotonic()
-            other.incarnation, other.step, other.phase = said.incarnation, said.step, said.phase
-            other.have, other.durable, other.sent = said.yours.newest, said.durable, said.sent
-            other.continues = said.yours.continues
+            other.incarnation, other.step, other.phase = hello.incarnation, hello.step, hello.phase
+            other.have, other.durable, other.sent = hello.yours.newest, hello.durable, hello.sent
+            other.continues = hello.yours.continues
             self._deliver(peer, self.have_of(peer))
-            self.prove(said.yours.proof)
-            self._hear_of_others(said, self.agreement.roster[peer].name)
-            self.answered(peer, said.word, said.yours.word)
+            self.prove(hello.yours.proof)
+            self._hear_of_others(hello, self.agreement.roster[peer].name)
+            self.answered(peer, hello.word, hello.yours.word)
 
     def learn_from_relay(self, text: bytes) -> None:
         """Take in what a relay that is no member says of members."""
-        said, relay = self._read(text), self.agreement.relay
+        hello, relay = self._read(text), self.agreement.relay
         with self.changed:
-            self._compare(said.yours.process)
-            self._hear_of_others(said, "" if relay is None else relay.name)
-            self.answered(RELAY, said.word, said.yours.word)
+            self._compare(hello.yours.process)
+            self._hear_of_others(hello, "" if relay is None else relay.name)
+            self.answered(RELAY, hello.word, hello.yours.word)
 
     def _read(self, text: bytes) -> Hello:
-        said = read_said(Hello, text, len(self.agreement.roster))
-        if said.run != self.agreement.run:
-            raise Rejected("run", f"a hello of run {said.run[:16]}…: it has another agreement")
-        return said
+        hello = read_message(Hello, text, len(self.agreement.roster))
+        if hello.run != self.agreement.run:
+            raise Rejected("run", f"a hello of run {hello.run[:16]}…: it has another agreement")
+        return hello
 
-    def _hear_of_others(self, said: Hello, by: str) -> None:
+    def _hear_of_others(self, hello: Hello, by: str) -> None:
         """Take in what a hello passes on; have a signature, a goodbye or a key that is new among it kept."""
         now = time.monotonic()
-        for node, age in said.heard.items():
+        for node, age in hello.heard.items():
             if node in self.others and now - age > (other := self.others[node]).heard:
                 other.heard, other.reporter = now - age, by
-        self._hear_heads(said.heads)
-        self.take_up(said.signatures, said.left, said.pair_keys)
+        self._hear_heads(hello.heads)
+        self.take_up(hello.signatures, hello.left, hello.pair_keys)
         self.changed.notify_all()
 
     def take_up(self, signatures: dict[int, str], goodbyes: dict[int, Goodbye], pair_keys: dict[int, str]) -> None:
@@ -223,19 +223,19 @@ class Gossip(PeerTable):
         """
         agreement = self.agreement
         with self.changed:
-            known = [len(self.signatures), len(self.left), len(self.pair_keys)]
+            known = [len(self.signatures), len(self.goodbyes), len(self.pair_keys)]
             for i, one in signatures.items():
                 if i not in self.signatures and agreement.signed_by(i, one):
                     self.signatures[i] = one
             for i, goodbye in goodbyes.items():
-                is_new = i not in self.left and i != self.node
+                is_new = i not in self.goodbyes and i != self.node
                 is_new &= all((source, i) in agreement.links for source in goodbye.taken)
                 if is_new and goodbye.is_of(agreement.roster[i], agreement.run):
-                    self.left[i] = goodbye
+                    self.goodbyes[i] = goodbye
             for i, one in pair_keys.items():
                 if self._pairs and i not in self.pair_keys and pairs.is_word(agreement, i, one):
                     self.pair_keys[i] = one
-            if known != [len(self.signatures), len(self.left), len(self.pair_keys)]:
+            if known != [len(self.signatures), len(self.goodbyes), len(self.pair_keys)]:
                 self.keep(self)
 
     def is_fresh(self) -> bool:
@@ -248,28 +248,28 @@ class Gossip(PeerTable):
     def leave(self, goodbye: Goodbye) -> None:
         """Leave for good."""
         with self.changed:
-            self.left[self.node] = goodbye
+            self.goodbyes[self.node] = goodbye
             self.keep(self)
         self.enter("left")
 
-    def prove(self, told: _Evidence | None) -> None:
+    def prove(self, evidence: _Evidence | None) -> None:
         """Look at a message that a peer has from this site; keep it if it is not in this site's log.
 
         The peer's word is not enough: it has to show this site's signature.
         """
-        if told is None:
+        if evidence is None:
             return
-        header = Header.read(told.header.encode())
+        header = Header.read(evidence.header.encode())
         if self.foreign is None and self.node >= 0 and not self.store.signed(header):
-            self.foreign = self._verified(self.node, header, told)
+            self.foreign = self._verified(self.node, header, evidence)
             name = self.agreement.roster[header.target].name
             what = f"this site signed a message of step {header.step} to {name} that its own log does not contain"
             self.accuse(self.node, Rejected("copy", what, self.foreign.evidence()))
 
-    def look(self, told: Yours) -> None:
+    def look(self, answer: Yours) -> None:
         """Look at what a peer has from this site; keep what only another copy of this site can have sent."""
-        self.prove(told.proof)
-        self._compare(told.process)
+        self.prove(answer.proof)
+        self._compare(answer.process)
 
     def has_of(self, peer: int) -> dict[str, Any]:
         """Return what this site has of a peer: the answer to a message."""
@@ -279,46 +279,46 @@ class Gossip(PeerTable):
         process = self.others[peer].process if peer in self.others else None
         return {"process": None if process is None else process.model_dump()}
 
-    def _process_signed(self, peer: int, said: Hello) -> Process | None:
+    def _process_signed(self, peer: int, hello: Hello) -> Process | None:
         """Return the process of a peer, with its signature; reject one that the peer did not sign.
 
         Processes before it are refused from now on, so this site must be able to show them why. There is none before
         the first.
         """
-        text, word = process_text(self.agreement.run, said.incarnation), said.process or ""
+        text, word = process_text(self.agreement.run, hello.incarnation), hello.process or ""
         if self.agreement.roster[peer].signed(b"progress", text, word):
-            return Process(incarnation=said.incarnation, signature=word)
-        if said.incarnation > 1:
-            raise Rejected("signature", f"process {said.incarnation}, which its site did not sign")
+            return Process(incarnation=hello.incarnation, signature=word)
+        if hello.incarnation > 1:
+            raise Rejected("signature", f"process {hello.incarnation}, which its site did not sign")
         return None
 
-    def _compare(self, told: Process | None) -> None:
+    def _compare(self, process: Process | None) -> None:
         """Keep a process of this site that was started after this one: only another copy of the site can do that.
 
         Guarantee: only this site's own signature counts. The next process of this folder gets a higher number.
         """
-        if told is None or self.node < 0 or told.incarnation <= max(self.incarnation, self.newer):
+        if process is None or self.node < 0 or process.incarnation <= max(self.incarnation, self.newer):
             return
-        text = process_text(self.agreement.run, told.incarnation)
-        if not self.agreement.roster[self.node].signed(b"progress", text, told.signature):
-            raise Rejected("signature", f"process {told.incarnation} of this site, which this site did not sign")
-        self.newer = told.incarnation
+        text = process_text(self.agreement.run, process.incarnation)
+        if not self.agreement.roster[self.node].signed(b"progress", text, process.signature):
+            raise Rejected("signature", f"process {process.incarnation} of this site, which this site did not sign")
+        self.newer = process.incarnation
         what = f"process {self.newer} of this site was started, and this one is process {self.incarnation}"
-        self.accuse(self.node, Rejected("copy", what, {"process": told.model_dump()}))
+        self.accuse(self.node, Rejected("copy", what, {"process": process.model_dump()}))
         self.store.skip(self.newer)
 
-    def _verified(self, node: int, header: Header, told: _Evidence) -> Frame:
+    def _verified(self, node: int, header: Header, evidence: _Evidence) -> Frame:
         """Return a header of a message that a node may send in this run, and has signed; reject any other.
 
         It is passed on as this site writes it: everybody must find in it what was found here.
         """
-        signature = bytes.fromhex(told.signature)
+        signature = bytes.fromhex(evidence.signature)
         refuse_head(self.agreement, node, header.target, header, signature)
         return Frame(header, signature, b"")
 
-    def _hear_heads(self, told: dict[int, _Evidence]) -> None:
+    def _hear_heads(self, heads: dict[int, _Evidence]) -> None:
         """Take in headers of others' messages; keep evidence of two messages of one link and step."""
-        for node, one in told.items():
+        for node, one in heads.items():
             if node == self.node:
                 self.prove(one)
                 continue

@@ -36,8 +36,8 @@ def wait_for(changed: threading.Condition, done: Callable[[], bool], seconds: fl
     """Wait until a condition holds, checking after each change; return whether it holds after the given seconds."""
     until = time.monotonic() + seconds
     with changed:
-        while not (is_done := done()) and (left := until - time.monotonic()) > 0:
-            changed.wait(min(left, _TICK))
+        while not (is_done := done()) and (remaining := until - time.monotonic()) > 0:
+            changed.wait(min(remaining, _TICK))
         return is_done
 
 
@@ -155,9 +155,9 @@ class Inbox:
         After a crash the word may be of a later step: the message itself was not in the last commit.
         """
         with self.changed:
-            seen = self.store.seen.get(source)
+            newest = self.store.seen.get(source)
             continues = source in self._ends and self._ends[source][1].continues
-            evidence = None if seen is None else seen.evidence()
+            evidence = None if newest is None else newest.evidence()
             return {"newest": self.newest(source), "proof": evidence, "continues": continues}
 
     def shown(self, source: int) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class PeerTable:
         self.store, self.changed = inbox.store, inbox.changed
         self.others = {i: _Peer() for i in range(len(agreement.roster)) if i != node}
         self.signatures: dict[int, str] = {}
-        self.left: dict[int, Goodbye] = {}
+        self.goodbyes: dict[int, Goodbye] = {}
         self.pair_keys: dict[int, str] = {}  # where noise is shared: each site's key for this run, signed
         self.relay_has: dict[int, int] = {}  # by target: the step of this site's message that the relay keeps for it
         self.step, self.phase = 0, "signing"  # of this site
@@ -172,7 +172,7 @@ class PeerTable:
     def last_taken(self, target: int) -> int | None:
         """Return the step of the last message that a target took of this site before it left; None if it has not."""
         with self.changed:
-            goodbye = self.left.get(target)
+            goodbye = self.goodbyes.get(target)
             return None if goodbye is None else goodbye.taken.get(self.node, -1)
 
     def has_newest(self, target: int, step: int) -> bool:
@@ -184,19 +184,19 @@ class PeerTable:
     def is_served(self, target: int, step: int) -> bool:
         """Tell whether a target needs nothing more from this site, whose last message is of `step`."""
         with self.changed:
-            if target in self.left or self.agreement.is_relayed((self.node, target)):
-                return target in self.left or self.has_newest(target, step)
+            if target in self.goodbyes or self.agreement.is_relayed((self.node, target)):
+                return target in self.goodbyes or self.has_newest(target, step)
             return self.others[target].phase == "finished" or self.others[target].durable >= step
 
     def is_there(self, node: int) -> bool:
         """Tell whether a site was heard of lately."""
         with self.changed:
-            return node not in self.left and time.monotonic() - self.others[node].heard <= self._silence
+            return node not in self.goodbyes and time.monotonic() - self.others[node].heard <= self._silence
 
     def is_needed(self, peer: int) -> bool:
         """Tell whether a peer has not left, and it or this site has not finished."""
         with self.changed:
-            return peer not in self.left and {self.phase, self.others[peer].phase} != {"finished"}
+            return peer not in self.goodbyes and {self.phase, self.others[peer].phase} != {"finished"}
 
     def count(self) -> int:
         """Return how many sites are there, this one included."""
@@ -205,7 +205,7 @@ class PeerTable:
     def gone(self) -> set[int]:
         """Return the sites that have left for good."""
         with self.changed:
-            return set(self.left)
+            return set(self.goodbyes)
 
     def unsigned(self) -> list[str]:
         """Return the names of those whose signature, or whose key where noise is shared, is missing."""
@@ -220,7 +220,7 @@ class PeerTable:
     def strangers(self) -> list[int]:
         """Return the sites that could be in touch with this one, have not left, and have not greeted this process."""
         with self.changed:
-            return [i for i in self._near if i not in self.left and not self.others[i].incarnation]
+            return [i for i in self._near if i not in self.goodbyes and not self.others[i].incarnation]
 
     def head(self, node: int) -> Frame | None:
         """Return the newest header of a node that is known here, whichever site it was for."""
@@ -240,7 +240,7 @@ class PeerTable:
             return {
                 "step": step,
                 "phase": self._phase_of(node, step),
-                "there": node not in self.left and now - other.met <= self._silence,
+                "there": node not in self.goodbyes and now - other.met <= self._silence,
                 "silent_seconds": None if spoke == -LONG_AGO else round(now - spoke, 1),
                 "reported_by": other.reporter if is_reported else None,
                 "relay": relay.name if relay is not None and node not in self._near else None,
@@ -249,8 +249,8 @@ class PeerTable:
 
     def _phase_of(self, node: int, step: int) -> str:
         """Return what a site does: by its own word, or by what it has signed if it never spoke to this one."""
-        if node in self.left or self.others[node].incarnation:
-            return "left" if node in self.left else self.others[node].phase
+        if node in self.goodbyes or self.others[node].incarnation:
+            return "left" if node in self.goodbyes else self.others[node].phase
         if step == 0:
             return "signed" if node in self.signatures else "signing"
         return "finished" if step >= self.agreement.rounds else "training"
