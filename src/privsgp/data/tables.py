@@ -499,7 +499,8 @@ def _survival(table: Any, schema: Schema, target: Survival, where: str) -> tuple
     words = Values(table.column(target.event), schema, f"{where}: target {target.event!r}", "yes/no")
     codes, missing = words.codes([*WORDS.yes, *WORDS.no], lower=True)
     if (bad := (codes < 0) | missing).any():
-        raise words.wrong(bad, "is neither yes nor no", f"{remedy}; or {word_line(target.event, 'yes')}")
+        mapped = f"or write in the dialect beside the table: {word_line(target.event, 'yes')}"
+        raise words.wrong(bad, "is neither yes nor no", f"{remedy}; {mapped}")
     y = survival.targets(time, codes < len(WORDS.yes), target.bins)
     return y, {"missing": 0, "clipped": int((time > target.bins[-1]).sum()), "other": 0}
 
