@@ -120,7 +120,7 @@ def people(rows, seed):
     until = rng.exponential(300 * np.exp(-(age - 60) / 8))
     seen = rng.uniform(50, 500, rows)
     cells = zip(age, mark, np.minimum(until, seen), until <= seen, strict=True)
-    return [(f"{a:.0f}", "yes" if m else "no", f"{t:.0f}", int(d)) for a, m, t, d in cells]
+    return [(f"{a:.2f}", "yes" if m else "no", f"{t:.0f}", int(d)) for a, m, t, d in cells]
 
 
 def write(path, rows):
@@ -162,6 +162,9 @@ def test_from_init_to_curves(tmp_path, monkeypatch):
     head, *rows = csv.reader(command("predict", "run", "test.csv").splitlines())
     assert head == ["row", *(f"S({time:g})" for time in schema.times)]
     assert len(rows) == 300
+    found = json.loads(command("evaluate", "run", "test.csv", "--alone", "a.csv", "--json"))
+    assert found["metrics"]["c_index"]["joint"] == pytest.approx(s["c_index"])
+    assert found["metrics"]["c_index"]["alone"] > 0.65
     command("report", "run")
     assert "Kaplan–Meier" in (tmp_path / "run" / "report.html").read_text()
     with pytest.raises(Refused, match="survival"):
