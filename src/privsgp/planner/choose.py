@@ -12,18 +12,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 
 from privsgp.accounting.calibration import gaussian_shift, rough_sigma
 from privsgp.accounting.mechanisms import SampledMean
-from privsgp.algorithms import ALGORITHMS
+from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.planner.noise import Method, Network, NoiseNeeded
 from privsgp.planner.rehearsal import TIE, Rehearsal, RehearsalSpec
-
-if TYPE_CHECKING:
-    from privsgp.algorithms import Settings
 
 LENGTHS = (1024, 2048, 4096)  # K to choose from; on scikit-learn's digits accuracy still rises up to about 500
 NEARLY = 1.05  # noise this much above the least is not worth more steps

@@ -20,7 +20,7 @@ import torch
 from torch.func import functional_call
 from torch.nn.utils.rnn import pad_sequence
 
-from privsgp.algorithms import ALGORITHMS, Block, Drawn, Randomness, State, UpdateRule
+from privsgp.algorithms import ALGORITHMS, Block, Drawn, Randomness, Settings, State, UpdateRule
 from privsgp.engine.averaging import Averaging, FinalModel
 from privsgp.engine.drive import drive, rehearsed
 from privsgp.gradients import Layout, stack
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from privsgp.algorithms import Settings
     from privsgp.planner.stand_in import Samples
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]

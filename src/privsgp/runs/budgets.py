@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import accountant, calibration
 from privsgp.accounting.compound import PersonLevel, Shared
-from privsgp.accounting.mechanisms import Saga
-from privsgp.accounting.pairwise import trust_curve
-from privsgp.accounting.sharing import solve
+from privsgp.accounting.mechanisms import Mechanism, Saga
+from privsgp.accounting.pairwise import PairwiseCovariance, trust_curve
 from privsgp.algorithms import ALGORITHMS, Settings
-from privsgp.algorithms.update_rule import node_weights
 from privsgp.engine.spec import NodeBudgets
 from privsgp.errors import Refused
 from privsgp.runs import shared_noise
@@ -20,8 +18,6 @@ from privsgp.runs import shared_noise
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.accounting.pairwise import PairwiseCovariance
     from privsgp.runs.config import Config
 
     Earlier = Callable[[int, Mechanism, int], Mechanism]
@@ -59,10 +55,10 @@ def with_scale(config: Config, samples: Sequence[int], started: Config | None = 
     if started is not None:
         before, given = settings(started), getattr(a, "difference_clip", None)  # what is given is compared later
         clip = before.difference_clip if given is None else given
-        return config.with_algorithm(difference_scale=before.difference_scale, difference_clip=clip)
+        return config.with_section("algorithm", difference_scale=before.difference_scale, difference_clip=clip)
     if p.nominal or p.without_noise:
-        return config.with_algorithm(difference_scale=1.0)
-    config = config.with_algorithm(difference_clip=difference_clip(config))
+        return config.with_section("algorithm", difference_scale=1.0)
+    config = config.with_section("algorithm", difference_clip=difference_clip(config))
     bare = settings(config)
     nodes = range(len(samples))
     batches, deltas = batch_sizes(config, samples), per_node(p.delta, len(samples))
@@ -87,15 +83,12 @@ def with_scale(config: Config, samples: Sequence[int], started: Config | None = 
         i = max(nodes, key=lambda i: budgets[i])
         remaining = _remaining(config, samples, calibration.relative_noise(budgets, samples))
         found = calibration.largest(mechanisms[i], steps, *budgets[i], p.relation, remaining)
-    return config.with_algorithm(difference_scale=found)
+    return config.with_section("algorithm", difference_scale=found)
 
 
 def _remaining(config: Config, samples: Sequence[int], needed: Sequence[float]) -> float:
     """Return what sharing leaves of the noise in the average: 1 where it is not shared."""
-    if not config.pairwise:
-        return 1.0
-    weights = node_weights(config.algorithm.weights, samples, needed, shared=True)
-    return solve(needed, config.honest, config.pair_ratio, weights).remaining(needed)
+    return shared_noise.solved(config, samples, needed).remaining(needed) if config.pairwise else 1.0
 
 
 def difference_clip(config: Config) -> float | None:
@@ -116,6 +109,11 @@ def spare(config: Config) -> int:
     return math.ceil(config.privacy.spare * config.algorithm.steps)
 
 
+def alone(_node: int, mechanism: Mechanism, _honest: int) -> Mechanism:
+    """Return the mechanism of a node that has released nothing in an earlier run."""
+    return mechanism
+
+
 def calibrate_nodes(
     config: Config,
     samples: Sequence[int],
@@ -123,7 +121,7 @@ def calibrate_nodes(
     releases: Sequence[int] = (),
     coordinates: int = 0,
     agreed: dict[str, Any] | None = None,
-    earlier: Earlier = lambda _node, mechanism, _honest: mechanism,
+    earlier: Earlier = alone,
 ) -> NodeBudgets:
     """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
 

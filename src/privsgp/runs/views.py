@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp import metrics
 from privsgp.accounting.shown import bound, guess, one_in, percent_up, small, span_up, up
-from privsgp.accounting.statements import statements
+from privsgp.accounting.statements import Statement, statements
 from privsgp.engine.folder import Folder, read_metrics
 from privsgp.engine.formats import Plan, Summary
 from privsgp.errors import Refused
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from privsgp.accounting.statements import Statement
     from privsgp.runs.config import Config
 
 Rows = list[tuple[str, str]]
