@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import tarfile
 import time
@@ -517,10 +518,11 @@ def _line(rows: list[Row], words: str, epsilon: float, beside: str) -> str:
 
 def _left(rows: list[Row]) -> list[str]:
     """Say which parts of the table have not been run."""
-    run = {(row["data"], row["partition"]) for row in rows}
-    missing = [
-        f"{name} {words}" for name in SOURCES for key, (words, _) in PARTITIONS.items() if (name, key) not in run
-    ]
+    run, missing = {(row["data"], row["partition"], row["asked"]) for row in rows}, []
+    for name, (key, (words, _)) in itertools.product(SOURCES, PARTITIONS.items()):
+        lacking = [epsilon for epsilon in EPSILONS if (name, key, epsilon) not in run]
+        at = "" if lacking == list(EPSILONS) else " at ε = " + " and ".join(f"{epsilon:g}" for epsilon in lacking)
+        missing += [f"{name} {words}{at}"] if lacking else []
     return [f"Not run yet: {'; '.join(missing)}.", ""] if missing else []
 
 
