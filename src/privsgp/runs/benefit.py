@@ -55,13 +55,11 @@ def compare(result: Result, held_out: Path, own: Path) -> dict[str, Any]:
     _refuse_trained_on(result, held_out, own)
     (x, y), (x_test, y_test) = labelled_rows(own, card), labelled_rows(held_out, card)
     kind: measures.Kind = card["loss"] if card["loss"] in ("mse", "survival") else "cross-entropy"
-    known, targets = (x.reshape(len(x), -1), y, x_test.reshape(len(x_test), -1)), torch.from_numpy(y_test)
-    if kind == "cross-entropy":
-        alone = torch.from_numpy(learnt_alone(*known, card["classes"]))
+    targets = torch.from_numpy(y_test)
+    own_outputs = learnt_alone(kind, x.reshape(len(x), -1), y, x_test.reshape(len(x_test), -1), card["classes"])
+    alone, outputs = torch.from_numpy(own_outputs), result.outputs(x_test)
+    if kind == "cross-entropy":  # by calibration.json, if the run has it
         outputs = torch.from_numpy(np.log(np.maximum(result.predict_proba(x_test), 1e-12)))
-    else:
-        alone = torch.from_numpy(hazards_alone(*known) if kind == "survival" else learnt_alone(*known, None))
-        outputs = result.outputs(x_test)
     measure = measures.Measure(kind, card["classes"], unit=unit_of(card), times=times_of(card))
     joint, measured, loss = result.evaluate(held_out), measure(alone, targets), per_sample(kind)
     gain = (loss(alone, targets) - loss(outputs, targets)).double().numpy()
@@ -85,54 +83,37 @@ def _answer(gain: NDArray[np.float64], own: int) -> str:
 
 
 def loss_alone(
-    x: NDArray[np.float32], y: NDArray[Any], x_test: NDArray[np.float32], y_test: NDArray[Any], classes: int | None
-) -> float:
-    """Return the test loss, mean square or log loss, of a model of these records without noise."""
-    found = learnt_alone(x, y, x_test, classes)
-    if classes is None:
-        return float(np.square(found[:, 0] - y_test).mean())
-    return float(-found[np.arange(len(y_test)), y_test].mean())
+    kind: measures.Kind, x: NDArray[np.float32], y: NDArray[Any], x_test: NDArray[np.float32], y_test: NDArray[Any],
+    classes: int | None = None,
+) -> float:  # fmt: skip
+    """Return the test loss of a model of these records without noise."""
+    outputs = torch.from_numpy(learnt_alone(kind, x, y, x_test, classes))
+    return float(per_sample(kind)(outputs, torch.from_numpy(y_test)).mean())
 
 
 def learnt_alone(
-    x: NDArray[np.float32], y: NDArray[Any], x_test: NDArray[np.float32], classes: int | None
+    kind: measures.Kind, x: NDArray[np.float32], y: NDArray[Any], x_test: NDArray[np.float32], classes: int | None
 ) -> NDArray[np.float64]:
-    """Return values, or log p of each class, by a model of these records without noise."""
+    """Return values, log p of each class, or log odds of the event in each bin, by a model of these records."""
     from sklearn.linear_model import LogisticRegression, Ridge
 
-    if classes is None:
-        values: NDArray[np.float64] = Ridge().fit(x, y).predict(x_test).reshape(len(x_test), -1).astype(np.float64)
-        return values
+    if kind == "mse":
+        return np.asarray(Ridge().fit(x, y).predict(x_test).reshape(len(x_test), -1), np.float64)
+    if kind == "survival":  # a logistic regression of persons by bins at risk
+        bins = np.eye(y.shape[1], dtype=np.float32)
+        person, interval = np.nonzero((y < 0) | (y >= 0.5))
+        rows = np.concatenate([x[person], bins[interval]], 1)
+        rows = np.concatenate([rows, np.zeros_like(rows, shape=(2, rows.shape[1]))])
+        events = np.append(y[person, interval] < 0, [False, True])  # a site may have no event at all
+        every = np.concatenate([np.repeat(x_test, len(bins), 0), np.tile(bins, (len(x_test), 1))], 1)
+        odds = LogisticRegression(max_iter=1000).fit(rows, events).decision_function(every)
+        return np.asarray(odds.reshape(len(x_test), -1), np.float64)
     if len(np.unique(y)) < 2:
         raise Refused("this site's own records have one class", "a model cannot be trained on them alone")
     model = LogisticRegression(max_iter=1000).fit(x, y)
-    p = np.full((len(x_test), classes), 1e-12)
+    p = np.full((len(x_test), classes or 0), 1e-12)
     p[:, model.classes_] = np.maximum(model.predict_proba(x_test), 1e-12)
-    logs: NDArray[np.float64] = np.log(p)
-    return logs
-
-
-def survival_loss_alone(
-    x: NDArray[np.float32], y: NDArray[Any], x_test: NDArray[np.float32], y_test: NDArray[Any]
-) -> float:
-    """Return the test loss of hazards learnt from these records."""
-    odds = torch.from_numpy(hazards_alone(x, y, x_test))
-    return float(per_sample("survival")(odds, torch.from_numpy(y_test)).mean())
-
-
-def hazards_alone(x: NDArray[np.float32], y: NDArray[Any], x_test: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the log odds of the event in each bin, by a logistic regression of persons by bins at risk."""
-    from sklearn.linear_model import LogisticRegression
-
-    bins = np.eye(y.shape[1], dtype=np.float32)
-    person, interval = np.nonzero((y < 0) | (y >= 0.5))
-    rows = np.concatenate([x[person], bins[interval]], 1)
-    rows = np.concatenate([rows, np.zeros_like(rows, shape=(2, rows.shape[1]))])
-    events = np.append(y[person, interval] < 0, [False, True])  # a site may have no event at all
-    model = LogisticRegression(max_iter=1000).fit(rows, events)
-    every = np.concatenate([np.repeat(x_test, len(bins), 0), np.tile(bins, (len(x_test), 1))], 1)
-    odds: NDArray[np.float64] = model.decision_function(every).reshape(len(x_test), -1).astype(np.float64)
-    return odds
+    return np.asarray(np.log(p))
 
 
 def _refuse_trained_on(result: Result, held_out: Path, own: Path) -> None:
