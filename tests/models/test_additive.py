@@ -119,7 +119,6 @@ clip = 1.0
 [algorithm]
 name = "privsgp"
 batch = 100
-sampling = "fixed"
 steps = 30
 step_size = 0.5
 average = "tail"

@@ -129,5 +129,4 @@ def test_what_tuning_costs_if_all_messages_are_visible():
     ten = accountant.epsilon(one, 10, 1e-5)
     planned, chosen = up(ten.epsilon, 3), up(ten.rdp_epsilon, 3)  # a filter may spend what the Rényi bound allows
     assert (planned, chosen) == ("3.62", "3.92")
-    assert f"cost ε = {planned} together" in page
-    assert f"and {chosen} if each was chosen after seeing the last" in page
+    assert f"cost ε = {planned} if all are planned ahead, and {chosen} if each is chosen after the last" in page

@@ -90,8 +90,7 @@ class Attacked(Randomness):
         present[:, : canaries.count] = torch.from_numpy(canaries.present)
         self._taken = torch.zeros_like(present)
         block = _ZeroedOut(
-            mechanisms=spec.mechanisms, inputs=learning.inputs, targets=learning.targets,
-            weights=learning.weights, random=self,
+            mechanisms=spec.mechanisms, data=learning.data, random=self,
             gradient=of_samples(stack(self.model, learning.loss, learning.made_up(), rules=spec.rules), learning.rows),
             step_size=spec.step_size, present=present, taken=self._taken,
         )  # fmt: skip

@@ -30,7 +30,7 @@ def settings(config: Config) -> Settings:
     """Return the algorithm's share of the configuration."""
     a = config.algorithm
     return Settings(
-        clip=config.privacy.clip, sampling=a.sampling, batch=a.batch, nodes=config.data.nodes,
+        clip=config.privacy.clip, batch=a.batch, nodes=config.data.nodes,
         trust=config.trust, spare=spare(config), local_steps=a.local_steps,
         options=ALGORITHMS[a.name].Options(**config.options("algorithm")),
     )  # fmt: skip
@@ -63,14 +63,7 @@ def with_scale(config: Config, samples: Sequence[int], started: Config | None = 
     nodes = range(len(samples))
     batches, deltas = batch_sizes(config, samples), per_node(p.delta, len(samples))
     mechanisms = [
-        Saga(
-            sigma=s,
-            clip=bare.clip,
-            batch=batches[i],
-            samples=samples[i],
-            sampling=bare.sampling,
-            difference_clip=bare.difference_clip,
-        )
+        Saga(sigma=s, clip=bare.clip, batch=batches[i], samples=samples[i], difference_clip=bare.difference_clip)
         for i, s in zip(nodes, per_node(p.sigma or 0.0, len(samples)), strict=True)
     ]
     steps = a.steps + spare(config)
@@ -231,8 +224,7 @@ def batch_sizes(config: Config, samples: Sequence[int]) -> list[float]:
             f"algorithm.batch = {batch:g} is above {mean:g}, the mean of the samples",
             f"take at most {int(mean)}",
         )
-    sizes = [batch / mean * J for J in samples]
-    return [float(max(1, round(b))) for b in sizes] if config.algorithm.sampling == "fixed" else sizes
+    return [batch / mean * J for J in samples]
 
 
 def per_node(value: Any, n: int) -> list[Any]:  # noqa: ANN401 - one value of any kind, or a list of them

@@ -208,7 +208,6 @@ class AlgorithmSection(_Planned, UpdateOptions, FinalModel):
     steps: Count = option(300, "K: steps with a gradient and its noise; each is paid for")
     local_steps: Count = option(1, "τ: steps of a message: nodes send after every τ-th of the K steps")
     step_size: Positive | Literal["theory"] = option(0.2, "γ; theory: √(n/K)")
-    sampling: Literal["poisson", "fixed"] = option("poisson", "a coin a sample, or batches of one size")
     trust: Trust | None = option(None, "what an adversary sees; left out: the method's own")
     may_be_auto: ClassVar[tuple[str, ...]] = AUTO
 
@@ -494,8 +493,6 @@ class Config(Options):
             yield used and not pushed, f"{key} algorithm.name", remedy
         remainder = a.steps % a.local_steps and "steps" not in a.auto
         yield remainder, "algorithm.local_steps algorithm.steps", "take K that it divides: K counts local steps too"
-        parts = a.sampling == "fixed" and a.batch != int(a.batch)
-        yield parts, "algorithm.batch algorithm.sampling", "give a whole number"
         apart = a.final_mixing and method.network in ("server", "alone")
         yield apart, "algorithm.final_mixing algorithm.name", "leave it out: its nodes have no neighbours to mix with"
         slow = bool(c.stragglers) != (c.slowdown > 1)

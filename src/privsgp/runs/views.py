@@ -185,7 +185,7 @@ class RunView:
             counted = "" if start["counted"] else "not "
             lines += [f"started from the model of run {start['run'][:8]}; what that spent is {counted}counted here"]
         if self.elsewhere and self.config is not None:
-            lines += [f"the ledgers of {self.elsewhere} sites are not in this folder: they keep them"]
+            lines += [f"the other {self.elsewhere} sites keep their own ledgers, which are not in this folder"]
         return lines + self._of_a_person(worst) + self._trusted()
 
     def _of_a_person(self, worst: Site) -> list[str]:
