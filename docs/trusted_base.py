@@ -155,7 +155,6 @@ TRUSTED: dict[str, dict[str, str]] = {
     },
     SITES: {
         "randomness/pair_streams.py": "Draws the same numbers at both ends of a pair, and each for one message.",
-        "runs/phases.py": "Counts a run that continues stopped runs together with them.",
         "sites/agreement.py": "Turns the signed agreement into the run that is counted. Asks the site's policy.",
         "sites/amend.py": "Stops the old run for good, and counts all that it reserved.",
         "sites/canonical.py": "Writes one value as one sequence of bytes.",

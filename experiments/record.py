@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import tarfile
 import time
@@ -352,8 +353,8 @@ class Tuning:
         changes += [f"engine.evaluate_every={steps}", "engine.checkpoint_every=0", *_kind(cell.kind)]
         changes += self.source.sharing if cell.kind == "pairwise" else ()
         bare = self.source.bare([change for change in changes if not change.startswith("features.")])
-        bare = bare.with_algorithm(batch=share * data.samples / bare.data.nodes)
-        return bare.with_algorithm(step_size=distance / steps)
+        bare = bare.with_section("algorithm", batch=share * data.samples / bare.data.nodes)
+        return bare.with_section("algorithm", step_size=distance / steps)
 
 
 def _kind(kind: str) -> list[str]:
@@ -517,10 +518,11 @@ def _line(rows: list[Row], words: str, epsilon: float, beside: str) -> str:
 
 def _left(rows: list[Row]) -> list[str]:
     """Say which parts of the table have not been run."""
-    run = {(row["data"], row["partition"]) for row in rows}
-    missing = [
-        f"{name} {words}" for name in SOURCES for key, (words, _) in PARTITIONS.items() if (name, key) not in run
-    ]
+    run, missing = {(row["data"], row["partition"], row["asked"]) for row in rows}, []
+    for name, (key, (words, _)) in itertools.product(SOURCES, PARTITIONS.items()):
+        lacking = [epsilon for epsilon in EPSILONS if (name, key, epsilon) not in run]
+        at = "" if lacking == list(EPSILONS) else " at ε = " + " and ".join(f"{epsilon:g}" for epsilon in lacking)
+        missing += [f"{name} {words}{at}"] if lacking else []
     return [f"Not run yet: {'; '.join(missing)}.", ""] if missing else []
 
 

@@ -1,6 +1,6 @@
-"""Single configurations of experiments/configs, three seeds each, as `privsgp train` runs them.
+"""Models and budgets that the record table does not have, three seeds each, as `privsgp train` runs them.
 
-    python experiments/single.py --data-dir DATA --out RUNS [--only mnist a9a] [--device cpu] [--jobs 1]
+    python experiments/single.py --data-dir DATA --out RUNS [--only mnist-mlp a9a] [--device cpu] [--jobs 1]
     python experiments/single.py --page docs/results-accuracy.md          # write the tables
 
 Rows that are not run again stay in the JSON.
@@ -26,14 +26,11 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "results" / "single.json"
 # words, a file of experiments/configs, what is changed
 RUNS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "mnist": ("MNIST, 50, linear on scattering features", "mnist.toml", ()),
-    "mnist-0.4": ("the same", "mnist.toml", ("privacy.epsilon=0.4", "algorithm.step_size=0.1")),
     "mnist-features-mlp": (
-        "MNIST, 50, MLP-64 on the same features", "mnist.toml",
+        "MNIST, 50, MLP-64 on scattering features", "mnist.toml",
         ("model.name=mlp", "privacy.clip=2.0", "algorithm.step_size=0.5"),
     ),
     "mnist-mlp": ("MNIST, 50, MLP-64 on pixels", "mnist-mlp.toml", ()),
-    "cifar10": ("CIFAR-10, 16, linear on scattering features", "cifar10.toml", ()),
     "a9a": ("a9a, 16 of unequal sizes, logistic", "a9a.toml", ()),
     "a9a-samples": ("the same, nodes count by their records", "a9a.toml", ("algorithm.weights=samples",)),
     "a9a-equal": ("the same, nodes count alike", "a9a.toml", ("algorithm.weights=equal",)),

@@ -58,7 +58,8 @@ class _MeanClipped(SoteriaFL):
     @staticmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
         """Declare nothing: one sample may decide the whole of a clipped mean."""
-        return Unprotected(sigma=sigma, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa)
+        del settings
+        return Unprotected(sigma=sigma, batch=batch, samples=samples, kappa=kappa)
 
     def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
         """Return clip_G(ĝ_i)."""

@@ -175,7 +175,7 @@ def tuned(
     asked = [(m, gamma) for m in bare for gamma in grid]
     for _ in range(1 + wider):
         runs = bench.several(
-            {key_of(bare[m], m, g): bare[m].with_algorithm(step_size=g) for m, g in asked}, [0], "step sizes"
+            {key_of(bare[m], m, g): bare[m].with_section("algorithm", step_size=g) for m, g in asked}, [0], "step sizes"
         )
         for m, gamma in asked:
             tried[m][gamma] = runs[key_of(bare[m], m, gamma)]
@@ -185,7 +185,7 @@ def tuned(
     best = {m: best_of(tried[m]) for m in bare}
     if seeds == 1:
         return {m: row_of(tried[m][best[m]], samples, best[m], tried[m]) for m in bare}
-    chosen = {key_of(bare[m], m, best[m]): bare[m].with_algorithm(step_size=best[m]) for m in bare}
+    chosen = {key_of(bare[m], m, best[m]): bare[m].with_section("algorithm", step_size=best[m]) for m in bare}
     found = bench.several(chosen, range(1, 1 + seeds), "fresh seeds")
     return {m: row_of(found[key_of(bare[m], m, best[m])], samples, best[m], tried[m]) for m in bare}
 

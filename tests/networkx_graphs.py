@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privsgp.graph import Edges
-from privsgp.graph.sequences import _Cyclic, uniform
+from privsgp.graph.sequences import Graph, cyclic, uniform
 
 if TYPE_CHECKING:
     import networkx as nx
 
 
-def from_networkx(graphs: list[nx.Graph]) -> _Cyclic:
+def from_networkx(graphs: list[nx.Graph]) -> Graph:
     """Go through the graphs over and over; without an attribute `share` a node divides evenly."""
-    return _Cyclic("networkx", len(graphs[0]), tuple(map(edges_of, graphs)))
+    return cyclic("networkx", len(graphs[0]), tuple(map(edges_of, graphs)))
 
 
 def edges_of(graph: nx.Graph) -> Edges:

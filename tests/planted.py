@@ -95,7 +95,7 @@ def same_noise(g: Tensor, source: Source, nodes: Sequence[int], step: int, *, si
     add_noise_(g, source, nodes, step - step % 2, sigma=sigma)
 
 
-def no_clip(self: PerSample, radius: float, mask: Tensor, *, exact: bool | None = None) -> None:
+def no_clip(self: PerSample, radius: float, mask: Tensor | None = None, *, exact: bool | None = None) -> None:
     """Mask, but do not clip."""
     del radius
     self.exact = self.exact if exact is None else exact

@@ -267,7 +267,7 @@ def stopped_at(monkeypatch):
         def stage(_words, _total):
             yield lambda done: os.kill(os.getpid(), signal.SIGINT) if done == count else None
 
-        monkeypatch.setattr(cli, "stage", stage)
+        monkeypatch.setattr(cli.terminal, "stage", stage)
 
     yield at
     signal.signal(signal.SIGINT, before)

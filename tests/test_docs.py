@@ -105,3 +105,10 @@ def test_errors_on_the_page_of_errors_are_errors_of_the_code():
     code = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     assert errors
     assert [part for error in errors for part in error.split(" … ") if part not in code] == []
+
+
+def test_tests_that_a_page_names_exist():
+    code = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        for name in re.findall(r"`(test_\w+)…?`", page.read_text()):
+            assert f"def {name}" in code, f"{page}: {name}"

@@ -76,14 +76,21 @@ def test_what_the_page_says_of_the_table_is_in_it(experiment):
 
     sets = ("mnist", "cifar10", "cifar10-efficientnet")
     first, second, third = map(closed, sets)
-    assert f"{first} of the gap between own noise and pooled data on MNIST, {second} on CIFAR-10, and {third}" in page
+    assert f"{first} of the gap between own noise and pooled data on MNIST, and {second} on CIFAR-10." in page
+    assert f"With public pre-training it closes {third} there." in page
+    gaps = [
+        found["cifar10-synthetic", None, "pooled", e] - found["cifar10-synthetic", "even", "pairwise", e]
+        for e in (0.4, 1, 3)
+    ]
+    assert f"shared noise closes {closed('cifar10-synthetic')} of that gap, and" in page
+    assert f"stays {min(gaps):.2f} to {max(gaps):.2f} points below pooled data" in page
     most = {kind: [max(lost(data, kind)) for data in sets] for kind in ("pairwise", "local", "none")}
     assert max(lost("mnist", "pairwise")) <= 0
-    assert "at most {1:.2f} points of CIFAR-10 and {2:.2f} there".format(*most["pairwise"]) in page
-    assert "with own noise {:.2f}, {:.2f} and {:.2f}; without".format(*most["local"]) in page
-    assert "privacy {:.2f}, {:.2f} and {:.2f}. On a9a".format(*most["none"]) in page
+    assert "| shared noise | 0 | {1:.2f} | {2:.2f} |".format(*most["pairwise"]) in page
+    assert "| own noise | {:.2f} | {:.2f} | {:.2f} |".format(*most["local"]) in page
+    assert "| no privacy | {:.2f} | {:.2f} | {:.2f} |".format(*most["none"]) in page
     a9a = [*lost("a9a", "pairwise"), *lost("a9a", "local"), *lost("a9a", "none")]
-    assert f"On a9a it takes {min(a9a):.1f} to {max(a9a):.1f} points" in page
+    assert f"On a9a it costs {min(a9a):.1f} to {max(a9a):.1f} points" in page
     edges = [row for row in rows if row["distance"] in (edge(row, min), edge(row, max))]
     assert {(row["data"], row["partition"], row["kind"], row["asked"]) for row in edges} == {
         ("mnist", None, "pooled", 3.0), ("cifar10-efficientnet", "even", "pairwise", 3.0),
@@ -145,6 +152,7 @@ def test_rows_of_others_stay_and_the_same_row_is_replaced(experiment, tmp_path):
     assert "| even | 1 | 60.00 |  | 50.00 ± 1.00 |  |" in experiment.table(told)
     assert "| 60.00 |  | 50.00 ± 1.00 |  |" in experiment.short(told)
     assert "commit `abc` on a GPU" in experiment.table(told)
+    assert "Not run yet: mnist even at ε = 0.4; mnist Dirichlet, α = 0.5; " in experiment.table(told)
 
 
 @pytest.mark.parametrize("kind", ["local", "pairwise", "pooled", "none"])

@@ -23,13 +23,13 @@ from privsgp.data.dataset import from_arrays, pool, with_classes, with_tests
 from privsgp.data.loading import LoadedData, by_person, read_file, read_frame
 from privsgp.data.persons import named
 from privsgp.data.samples import are_sites, pair
-from privsgp.data.schema import MISSING
+from privsgp.data.schema import MISSING, Schema
 from privsgp.data.tables import Frame, is_frame
 from privsgp.errors import Refused, called_from_python
 from privsgp.features import frozen
 from privsgp.features.maps import make_encoder
 from privsgp.gradients.stacked import refuse_mixing_layers
-from privsgp.metrics import Calibration, Measure
+from privsgp.metrics import Calibration, Kind, Measure
 from privsgp.options import Options
 from privsgp.planner import planning
 from privsgp.report import page
@@ -38,16 +38,25 @@ from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
 from privsgp.runs.result import MARK, Result
-from privsgp.runs.sections import plain
+from privsgp.runs.sections import (
+    Algorithm,
+    Clock,
+    Engine,
+    Features,
+    Graph,
+    Images,
+    Plan,
+    Privacy,
+    Text,
+    Transport,
+    plain,
+)
 from privsgp.transport.rendezvous import join
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from privsgp.data.schema import Schema
     from privsgp.engine.trainer import Watcher
-    from privsgp.metrics import Kind
-    from privsgp.runs.sections import Algorithm, Clock, Engine, Features, Graph, Images, Plan, Privacy, Text, Transport
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -185,7 +194,7 @@ def train(
         "classes": classes, "test": "public" if test_is_public else None, "vocabulary": vocabulary,
         "schema": schema, "images": images, "text": text, "rows_per_person": rows_per_person,
         "person": persons if persons is None or isinstance(persons, str) else "persons",
-    } | _partition(partition)  # fmt: skip
+    } | ({"partition": partition} if isinstance(partition, str | None) else dict(partition))  # fmt: skip
     kind = _kind_of(loss, correct, task)
     given, config = _configured(data, sections, kind, own)
     targets: data_room.Task = task or (models.task(kind) if kind else "classification")
@@ -238,10 +247,6 @@ def train(
     if not world.rank:
         page.leave(result.folder, result.summary)
     return result
-
-
-def _partition(given: str | Keys | None) -> dict[str, Any]:
-    return {"partition": given} if given is None or isinstance(given, str) else dict(given)
 
 
 def _each(*watchers: Callable[[int, dict[str, Any] | None], object] | None) -> Watcher:

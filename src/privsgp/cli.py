@@ -8,34 +8,17 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 import typer.core
 
 from privsgp import __version__, cli_account, cli_data, cli_models, cli_sites, later, plugins
-from privsgp.cli_data import Changes, DataDir, Json, about, note, one_of
+from privsgp.cli_data import Changes, DataDir, Json, about, note
 from privsgp.errors import Diverged, Refused, Stopped, mending
 from privsgp.files import finite
-from privsgp.options import Options
-from privsgp.report.terminal import (
-    bar,
-    doing,
-    err,
-    show_audit,
-    show_budget,
-    show_end,
-    show_log,
-    show_plan,
-    show_run,
-    show_statements,
-    show_table,
-    stage,
-    tell,
-)
-
-if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
+from privsgp.report import terminal
+from privsgp.report.terminal import bar, doing, err, tell
 
 
 class _Commands(typer.core.TyperGroup):
@@ -77,15 +60,15 @@ def main() -> None:
     try:
         command_line()()
     except Refused as refused:
-        show_end(refused.what, f"  → {refused.remedy}")
+        terminal.show_end(refused.what, f"  → {refused.remedy}")
         sys.exit(2)
     except Diverged as diverged:
-        show_end(str(diverged))
+        terminal.show_end(str(diverged))
         sys.exit(4)
     except OSError as error:
         resume = ", with --resume if the run has begun" if sys.argv[1:2] == ["train"] else ""
         again = f"No file is half-written: run the same command again{resume}"
-        show_end(str(error), f"  → {mending(error, 'find out why the system refused it')}. {again}")
+        terminal.show_end(str(error), f"  → {mending(error, 'find out why the system refused it')}. {again}")
         sys.exit(6)
 
 
@@ -147,14 +130,14 @@ def train(
     if plan is not None:
         err.print(f"planned: {planning.described(plan)}", soft_wrap=True)
     note(*problems.notes(settings, problem, world))
-    show_log()
+    terminal.show_log()
     with bar(settings.algorithm.steps) as watch:
         result = training.run(
             settings, problem, run_folder, resume=resume, moved=moved, watch=watch, plan=plan, world=world,
         )  # fmt: skip
     if not world.rank:
         page.leave(result.folder, result.summary)
-        tell(result.summary, show_run, result.view, as_json=as_json)
+        tell(result.summary, terminal.show_run, result.view, as_json=as_json)
 
 
 @app.command(**about("plan"))
@@ -177,7 +160,7 @@ def plan(
 
         write_values(config, planning.written(settings, made))
         err.print(f"written to {config}", soft_wrap=True)
-    tell(made.as_json(), show_plan, made, as_json=as_json)
+    tell(made.as_json(), terminal.show_plan, made, as_json=as_json)
 
 
 @app.command(**about("audit"))
@@ -198,11 +181,11 @@ def audit(
     from privsgp.audit.audit import audit as attack
 
     try:
-        report = attack(settings, data_dir, canaries, seed, confidence, observations, stage)
+        report = attack(settings, data_dir, canaries, seed, confidence, observations, terminal.stage)
     except KeyboardInterrupt:
         err.print("audit stopped: the same command starts it again", soft_wrap=True)
         raise typer.Exit(130) from None
-    tell(report.to_json(), show_audit, report, as_json=as_json)
+    tell(report.to_json(), terminal.show_audit, report, as_json=as_json)
     if report.alarm:
         raise typer.Exit(3)
 
@@ -223,7 +206,7 @@ def ledger(
     else:
         from privsgp.sites import signed
 
-        show_statements(found)
+        terminal.show_statements(found)
         if (agreed := signed.read(path)) is not None:
             err.print(agreed.text, soft_wrap=True)
     if above := [s.name for s in found if s.above]:
@@ -246,7 +229,7 @@ def budget(as_json: Json = False) -> None:
             for one in found
         ]))  # fmt: skip
     else:
-        show_budget(found, None if policy is None else policy.epsilon_total)
+        terminal.show_budget(found, None if policy is None else policy.epsilon_total)
 
 
 @app.command(**about("report"))
@@ -281,37 +264,3 @@ def dossier(
     err.print(f"written to {folder}: {len(questions)} questions are open", soft_wrap=True)
     for question in questions:
         err.print(f"open: {question}", soft_wrap=True)
-
-
-@app.command(**about("options"))
-def options(
-    section: Annotated[str | None, typer.Argument(help="A section of run.toml; default: all of them.")] = None,
-) -> None:
-    """Show every key of run.toml: its default and its meaning."""
-    with later.package("torch"):
-        from privsgp.runs.config import SECTIONS, Config
-        from privsgp.runs.sections import Images, Text
-
-    kinds = {name: type(f.default) for name, f in Config.model_fields.items() if isinstance(f.default, Options)}
-    tables: dict[str, dict[type[Options], str]] = {"": {Config: "at the top"}}
-    tables |= {name: {kind: f"[{name}]"} for name, kind in kinds.items()}
-    tables["data"] |= {Images: "[data] with images = { … }", Text: "[data] with text = { … }"}
-    for name, part in SECTIONS.items():
-        for one in part.components:
-            title = tables[name].get(part.options(one), f"[{name}] with {part.key} =")
-            tables[name][part.options(one)] = f'{title} "{one}"'
-    if section is not None:
-        one_of("section", section, list(kinds))
-    head = ("key", "default", "meaning")
-    for name in tables if section is None else [section]:
-        for kind, title in tables[name].items():
-            fields = [(key, f) for key, f in kind.model_fields.items() if key not in kinds or name]
-            if fields:
-                show_table(title, head, [(key, _default(f), f.description or "") for key, f in fields], words=head)
-
-
-def _default(field: FieldInfo) -> str:
-    """Write a default as TOML has it; nothing where a key may be left out."""
-    if field.is_required():
-        return "needed"
-    return "" if field.default is None else json.dumps(field.default)

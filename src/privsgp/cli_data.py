@@ -66,7 +66,6 @@ _COMMANDS = {
         "describe": "privsgp describe run.toml --epsilon 0.5",
         "init": "privsgp init --public public.csv --target outcome --sites aachen,basel,cork",
         "plan": "privsgp plan run.toml",
-        "options": "privsgp options algorithm",
         "data schema": "privsgp data schema public.csv --target outcome > schema.toml",
         "data check": "privsgp data check schema.toml aachen.csv",
     },
@@ -280,7 +279,6 @@ def describe(
 ) -> None:
     """Describe columns of all sites' tables privately: shares, missing values, means, quantiles, with intervals."""
     settings = configured(config, changes)
-    from privsgp.report.terminal import show_table, tell
     from privsgp.runs import description
 
     found = description.describe(
@@ -288,12 +286,25 @@ def describe(
         columns=listed(columns), bins=bins, by=listed(by), moments=moments,
     )  # fmt: skip
 
-    def table(rows: list[tuple[str, str, str]]) -> None:
-        show_table("all sites together", ("column", "what", "value, 95 % interval"), rows, words=["column", "what"])
+    show_sum(found, as_json=as_json)
 
-    tell(found, table, description.rows_of(found), as_json=as_json)
+
+def show_sum(found: dict[str, Any], *, as_json: bool, more: Sequence[str] = ()) -> None:
+    """Show what a noised sum says, a description or an evaluation; of a description write its page."""
     from privsgp.report import page
+    from privsgp.report.terminal import show_table, tell
+    from privsgp.runs import description, evaluation
 
-    page.write(Path(found["folder"]), Path(found["folder"]) / page.NAME)
-    for line in [*description.statement(found), f"written to {found['folder']}, for people: {page.NAME}"]:
+    described, folder = "columns" in found, Path(found["folder"])
+    kind, what = (description, ("column", "what")) if described else (evaluation, ("metric", "group"))
+    if described:
+        page.write(folder, folder / page.NAME)
+    title, head = (
+        "all sites together" if described else "the model on held-out records",
+        (*what, "value, 95 % interval"),
+    )
+    words = what if described else what[:1]
+    tell(found, lambda: show_table(title, head, kind.rows_of(found), words=words), as_json=as_json)
+    written = f"written to {folder}, for people: {page.NAME}" if described else f"written to {folder}"
+    for line in (*kind.statement(found), *more, written):
         err.print(line, soft_wrap=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privsgp.cli_data import Changes, DataDir, Json, about, configured, there
+from privsgp.cli_data import Changes, DataDir, Json, about, configured, show_sum, there
 from privsgp.errors import Refused, visible
 
 if TYPE_CHECKING:
@@ -143,28 +143,19 @@ def evaluate(
 
 
 def _evaluate_privately(run: Path, file: Path, changes: list[str], data_dir: Path | None, *, as_json: bool) -> None:
-    from privsgp.report.terminal import err, show_table, tell
+    from privsgp.report.terminal import err
 
     def say(line: str) -> None:
         err.print(line, soft_wrap=True)
 
-    if file.suffix == ".toml":
-        config = configured(file, changes)
-        from privsgp.runs import evaluation
+    config = configured(file, changes) if file.suffix == ".toml" else None  # refuses before torch is imported
+    from privsgp.runs import evaluation
 
-        found = evaluation.of_run(run, config, data_dir, say)
-    else:
-        from privsgp.runs import evaluation
-
+    if config is None:
         found = evaluation.on_files(run, str(file), changes, say)
-
-    def table(rows: list[tuple[str, str, str]]) -> None:
-        show_table("the model on held-out records", ("metric", "group", "value, 95 % interval"), rows, words=["metric"])
-
-    tell(found, table, evaluation.rows_of(found), as_json=as_json)
-    for line in [*evaluation.statement(found), *evaluation.together(evaluation.of_folder(run))]:
-        say(line)
-    say(f"written to {found['folder']}")
+    else:
+        found = evaluation.of_run(run, config, data_dir, say)
+    show_sum(found, as_json=as_json, more=evaluation.together(evaluation.of_folder(run)))
 
 
 def _show_benefit(found: dict[str, Any]) -> None:

@@ -13,9 +13,9 @@ import typer
 
 from privsgp import later
 from privsgp.accounting.shown import up
-from privsgp.cli_data import Json, about, configured, there
+from privsgp.cli_data import Json, about, configured, show_sum, there
 from privsgp.errors import Interrupted, Refused
-from privsgp.report.terminal import LogFormat, bar, doing, err, out, show, show_log, show_run, show_table, tell
+from privsgp.report.terminal import LogFormat, bar, doing, out, show, show_log, show_run, tell
 
 if TYPE_CHECKING:
     from privsgp.data import Dataset
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 site = typer.Typer(help="This site's identity: its keys, and its card for other sites.", no_args_is_help=True)
-agree = typer.Typer(help="Agreements (*.study): propose and show one.", no_args_is_help=True)
+agree = typer.Typer(help="Agreements (*.study): propose, amend and show one.", no_args_is_help=True)
 
 Home = Annotated[Path | None, typer.Option(help="The keys' folder; default PRIVSGP_SITE, else ~/.config/privsgp/site.")]
 StudyPath = Annotated[Path, typer.Argument(help="The agreement, *.study", callback=there)]
@@ -302,7 +302,7 @@ def _purpose(agreement: Agreement, shape: str) -> dict[str, str]:
         mixing = f"then {agreement.rounds - steps} rounds of mixing"
         return {
             "learns": f"{agreement.config.model.name}, d = {agreement.weights:,}, {shape}",
-            "by": f"{agreement.algorithm}, K = {steps}, {mixing}",
+            "by": f"{agreement.config.algorithm.name}, K = {steps}, {mixing}",
         }
     what = f"model {asked.model}, run {asked.run}" if asked.columns == [] else f"columns {', '.join(asked.columns)}"
     return {"releases": f"a noised {asked.kind}, {agreement.weights:,} numbers, once", "of": what}
@@ -313,10 +313,7 @@ def _continued(agreement: Agreement) -> str:
     from privsgp.sites import continuing
 
     lines = [f"run {agreement.continues.study.run}"] if agreement.continues is not None else []
-    for node, card in enumerate(agreement.roster):
-        for one in continuing.phases(agreement, node):
-            honest = f", if {one.honest} of its {len(one.samples)} sites were honest" if one.shared else ""
-            lines.append(f"{card.name}: {one.releases} releases count{honest}")
+    lines += continuing.counted_lines(agreement)
     lines += [f"revoked: {card.name} {card.fingerprint}" for card in continuing.revoked_cards(agreement)]
     return "\n".join(lines)
 
@@ -329,7 +326,7 @@ def _unit(agreement: Agreement) -> str:
 
 def _not_private(agreement: Agreement) -> list[str]:
     """Say why a run protects nobody, if it does not."""
-    noise = [] if agreement.config.private else [f"{agreement.algorithm} adds no noise"]
+    noise = [] if agreement.config.private else [f"{agreement.config.algorithm.name} adds no noise"]
     return noise + (["it has a seed: a simulation that anyone can repeat"] if agreement.config.seed is not None else [])
 
 
@@ -375,23 +372,10 @@ def join(
         _say(f"{stopped}; every step is kept: unless this site has left, the same command continues")
         raise typer.Exit(130) from None
     if "sum" in summary:
-        _show_sum(summary["sum"], as_json=as_json)
+        show_sum(summary["sum"], as_json=as_json)
         return
     page.leave(run_folder, summary)
     tell(summary, _show_run, views.of(summary, run_folder), as_json=as_json)
-
-
-def _show_sum(found: dict[str, Any], *, as_json: bool) -> None:
-    from privsgp.report import page
-    from privsgp.sites import sums
-
-    rows, statement = sums.shown(found)
-    if "columns" in found:
-        page.write(Path(found["folder"]), Path(found["folder"]) / page.NAME)
-    head = ("column", "what", "value, 95 % interval") if "columns" in found else ("metric", "group", "value")
-    tell(found, lambda: show_table("all sites together", head, rows, words=head[:1]), as_json=as_json)
-    for line in (*statement, f"written to {found['folder']}"):
-        err.print(line, soft_wrap=True)
 
 
 def _show_run(view: RunView) -> None:

@@ -1,6 +1,6 @@
 """The keys of a component: one frozen class beside the component, every field with a line that says what it means.
 
-`run.toml` is checked against these fields, and its reference page and `privsgp options` are made of them: a new option
+`run.toml` is checked against these fields, and its reference page is made of them: a new option
 is one line in the file of the component that has a use for it.
 """
 

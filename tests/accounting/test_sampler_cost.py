@@ -125,7 +125,7 @@ def drawn(first, second):
     """The normals of two signed 64-bit words, as secret noise makes them."""
     words = np.array([first, second], np.int64)[None]
     out = np.empty((1, 2))
-    normals.box_muller(out, words, *np.empty((3, 1, 1)), deep=True)
+    normals.box_muller(out, words, np.float64, deep=True)
     return out[0]
 
 

@@ -55,7 +55,6 @@ class Setting:
     steps: int = 6
     seed: int = 3
     room: int = 2
-    sampling: str = "poisson"
     dtype: torch.dtype = torch.float64
 
     def __post_init__(self):
@@ -71,9 +70,8 @@ class Setting:
 
     def mechanisms(self, algorithm, settings):
         """One per node, with b_i = q J_i."""
-        fixed = self.sampling == "fixed"
         return [
-            algorithm.mechanism(settings, sigma=s, batch=2 if fixed else self.rate * J, samples=J, kappa=1e-12)
+            algorithm.mechanism(settings, sigma=s, batch=self.rate * J, samples=J, kappa=1e-12)
             for J, s in zip(self.samples, self.sigma, strict=True)
         ]
 
@@ -111,14 +109,15 @@ def public(purpose, k):
 def trained(setting, name, *, rules=True, watch=nothing, **options):
     """Train as the engine does; return the algorithm and its last state. `watch` sees the events of each step."""
     algorithm = ALGORITHMS[name]
-    settings = settings_of(name, clip=setting.clip, sampling=setting.sampling, **options)
+    settings = settings_of(name, clip=setting.clip, **options)
     mechanisms = setting.mechanisms(algorithm, settings)
     nodes, draws = len(mechanisms), setting.draws(mechanisms)
     x0 = setting.layout.flatten(setting.model)
     probe = torch.randn(4, 5, generator=torch.Generator().manual_seed(1)).to(setting.dtype)
 
     def sample(k):
-        return [Drawn(*map(torch.from_numpy, p)) for p in batches(draws[k], setting.room, max(setting.samples))]
+        passes = map(torch.from_numpy, batches(draws[k], setting.room, nobody := max(setting.samples)))
+        return [Drawn(rows, rows != nobody) for rows in passes]
 
     def noise(k, g):
         add_noise_(g, setting.source, range(nodes), k, sigma=[m.at(k).sigma for m in mechanisms])
@@ -131,8 +130,7 @@ def trained(setting, name, *, rules=True, watch=nothing, **options):
 
     block = Block(
         mechanisms=mechanisms,
-        inputs=setting.inputs,
-        targets=setting.targets,
+        data=(setting.inputs, setting.targets),
         gradient=stack(setting.model, setting.loss, (probe, torch.tensor([0, 1, 0, 1])), rules=rules),
         random=Given(sample, noise, public),
         step_size=setting.step_size,
@@ -148,7 +146,7 @@ def expected(setting, name, **options):
     """The same by the reference, with the same coins and noise."""
     options.pop("table", None)
     algorithm = ALGORITHMS[name]
-    settings = settings_of(name, clip=setting.clip, sampling=setting.sampling, **options)
+    settings = settings_of(name, clip=setting.clip, **options)
     mechanisms = setting.mechanisms(algorithm, settings)
     nodes = len(mechanisms)
     noise = torch.empty(setting.steps, nodes, setting.layout.dim, dtype=torch.float64)
@@ -180,7 +178,7 @@ def entries(run):
     """The table of every node, multiplied out, [m, J + 1, d]."""
     block = run.block
     rows = torch.arange(block.rows + 1).expand(len(block.mechanisms), -1)
-    x0 = torch.zeros(len(rows), block.gradient.layout.dim, dtype=block.inputs.dtype)
+    x0 = torch.zeros(len(rows), block.gradient.layout.dim, dtype=block.data[0].dtype)
     like = block.gradients(x0, Drawn(rows, torch.ones_like(rows, dtype=torch.bool)))
     return PerSample(run.table._entries(rows, run.table._like_parts(like))).dense()
 

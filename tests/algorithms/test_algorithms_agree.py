@@ -62,11 +62,6 @@ def test_it_agrees_where_every_step_has_another_random_graph(name, options):
 
 
 @FEW
-def test_it_agrees_with_fixed_size_sampling(name, options):
-    agree(Setting(sampling="fixed", room=2), name, options)
-
-
-@FEW
 def test_it_agrees_when_everything_is_drawn(name, options):
     agree(Setting(rate=1.0, steps=3, room=4), name, options)
 

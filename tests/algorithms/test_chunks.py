@@ -28,7 +28,7 @@ def _added_at_once(name):
     given = settings_of(name, batch=10.0)
     mechanism = ALGORITHMS[name].mechanism(given, sigma=1.0, batch=10.0, samples=J, kappa=0.0)
     gradient = stack(model, loss, (torch.randn(4, 3), targets[0, :4]))
-    block = Counted([mechanism], inputs, targets, gradient, Randomness(), None)
+    block = Counted([mechanism], (inputs, targets), gradient, Randomness(), None)
     algorithm, z = ALGORITHMS[name](block, given), Layout.of(model).flatten(model)[None]
     algorithm.begin(z)
     first = max(seen)

@@ -22,9 +22,7 @@ from settings import settings_of
 
 def given(setting, name, **options):
     """What a plain loop is given: the coins and the noise that the engine's run drew."""
-    mechanisms = setting.mechanisms(
-        ALGORITHMS[name], settings_of(name, clip=setting.clip, sampling=setting.sampling, **options)
-    )
+    mechanisms = setting.mechanisms(ALGORITHMS[name], settings_of(name, clip=setting.clip, **options))
     nodes = range(len(mechanisms))
     noise = torch.empty(setting.steps, len(nodes), setting.layout.dim, dtype=torch.float64)
     for k in range(setting.steps):

@@ -245,7 +245,7 @@ def test_models_without_a_linear_first_layer_are_refused():
 
 def test_what_is_made_of_noised_directions_does_not_change_an_audit():
     plain = configured()
-    steered = plain.with_algorithm(weights=[1.0, 3.0, 8.0], momentum=0.9, average="tail", final_mixing=2)
+    steered = plain.with_section("algorithm", weights=[1.0, 3.0, 8.0], momentum=0.9, average="tail", final_mixing=2)
     reports = [audit(settings, observations=2_000).to_json() for settings in (plain, steered)]
     assert reports[0] == reports[1]
     assert not reports[0]["alarm"]

@@ -59,8 +59,8 @@ def test_bytes_are_texts_and_dates_grow():
 
 def test_several_forms_of_an_identifier_are_one_person_and_are_reported(tmp_path):
     data = from_arrays(np.eye(4, dtype=np.float32), np.zeros(4, np.int64), classes=2)
-    made = grouped(data, Named(["7", "007", "8", "9"]), PersonOptions(person="p", rows_per_person=2))
-    assert (made.dataset.samples(np.arange(4)), made.forms) == (3, 1)
+    made, _, forms = grouped(data, Named(["7", "007", "8", "9"]), PersonOptions(person="p", rows_per_person=2))
+    assert (made.samples(np.arange(4)), forms) == (3, 1)
     (tmp_path / "a.csv").write_text("p,u,y\n7,1,yes\n007,2,no\n 8,0,no\n")
     schema = schemas.parse({
         "target": {"column": "y", "classes": ["no", "yes"]},
@@ -76,7 +76,7 @@ def test_weights_are_shares_of_the_rows_that_are_used():
     asked = PersonOptions(person="p", rows_per_person=2, rows_choice="latest", rows_date="d", rows_weight="w")
     weights, dates = np.array([1.0, 3.0, 1e300, 5.0, 1e300]), np.array([2.0, 3.0, 1.0, 0.0, 0.0])
     found = Named(["a", "a", "a", "b", "c"], dates, weights)
-    made = grouped(data, found, asked).dataset
+    made = grouped(data, found, asked)[0]
     assert made.x[:, 0].tolist() == [2, 0, 6, 8]
     assert made.persons.weights.tolist() == [0.75, 0.25, 1, 1]
     stacked = stack(made, [np.arange(2), np.arange(2, 4)])

@@ -252,7 +252,7 @@ def test_a_commit_with_another_message_than_the_ledger_knows_is_refused(tmp_path
     with _committing(tmp_path, 2, simulation=simulation) as guard:
         guard.check_resumed(2, _message(2))
     with (
-        pytest.raises(Refused, match="another message of step 2"),
+        pytest.raises(Refused, match="step 2 with another message"),
         _committing(tmp_path, 2, simulation=simulation) as guard,
     ):
         guard.check_resumed(2, _message(2) + 1)

@@ -121,13 +121,13 @@ def test_a_run_keeps_its_number(tmp_path):
 
 def test_metrics_start_again_from_a_step_and_a_torn_line_is_passed_over(tmp_path):
     folder = Folder(tmp_path)
-    assert folder.start_metrics({"simulation": True}, up_to=0) == []
+    assert folder.start_metrics(simulation=True, up_to=0) == []
     for step in (5, 10, 15):
         folder.append_metrics({"step": step})
     with folder.metrics.open("a") as file:
         file.write('{"step": 20, "test_lo')
     assert read_metrics(folder.metrics) == [{"step": 5}, {"step": 10}, {"step": 15}]
-    assert folder.start_metrics({"simulation": True}, up_to=10) == [{"step": 5}, {"step": 10}]
+    assert folder.start_metrics(simulation=True, up_to=10) == [{"step": 5}, {"step": 10}]
     folder.append_metrics({"step": 15})
     header, *rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     assert header == {"format": "privsgp-metrics", "version": 1, "simulation": True}

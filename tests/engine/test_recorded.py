@@ -52,7 +52,7 @@ def recorded(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(step, "_twice_a_step_fits", lambda: True)
     seen = SimpleNamespace(fails=False, empty=False)
-    return step._Recorded(direction, dict), seen
+    return step.Recorded(direction, dict), seen
 
 
 @pytest.mark.parametrize(("fails", "empty"), [(False, False), (True, False), (False, True)])

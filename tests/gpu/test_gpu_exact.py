@@ -9,7 +9,7 @@ import torch
 
 from gradients.modules import LAYERS, RULED, around, build, cross_entropy, samples
 from privsgp.gradients import Layout
-from privsgp.gradients.per_sample import in_float64, sum_pieces
+from privsgp.gradients.per_sample import PerSample, in_float64
 from privsgp.gradients.positions import Positions
 from privsgp.gradients.rules.ruled import Ruled
 
@@ -39,7 +39,7 @@ def test_clipped_gradients_add_up_as_on_the_cpu_in_float64(name, radius):
     g.exact = True
     g.clip_(radius, torch.ones(3, 4, dtype=torch.bool, device=CUDA))
     kept = _on_the_cpu(g.pieces)
-    wanted = sum_pieces(kept)
+    wanted = PerSample(kept).sum()
     assert g.sum().dtype == torch.float64
     rounded = 2.0**-9 * radius if any(isinstance(p, Positions) for p in kept) else 0.0  # TF32, of each sample
     atol = 4 * rounded if radius < 1 else 2.0**-8 * float(wanted.abs().max()) if rounded else 0.0

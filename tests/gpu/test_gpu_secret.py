@@ -30,8 +30,8 @@ def _reference(key, d, node, step):
     blocks = 32 * -(-d // 256)
     stream = Cipher(algorithms.ChaCha20(key, struct.pack("<4I", 0, node, step, 0)), mode=None).encryptor()
     words = np.frombuffer(stream.update(bytes(64 * blocks)), np.int64).reshape(blocks * 4, 2)
-    normals, room = np.empty((blocks * 4, 2)), np.empty((3, blocks * 4, 1))
-    _box_muller(normals, words, *room, deep=True)
+    normals = np.empty((blocks * 4, 2))
+    _box_muller(normals, words, np.float64, deep=True)
     return torch.from_numpy(normals.reshape(blocks, 8).T.reshape(-1)[:d].copy())
 
 

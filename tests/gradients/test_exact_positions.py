@@ -13,7 +13,6 @@ from test_positions import WINDOWS, laid, piece, plain
 
 from privsgp import devices
 from privsgp.gradients import PerSample, positions
-from privsgp.gradients.per_sample import sum_pieces
 from privsgp.gradients.positions import Positions, Window, _by_itself
 from privsgp.gradients.rounding import sum_error
 from privsgp.gradients.table import make_table
@@ -21,7 +20,7 @@ from privsgp.gradients.table import make_table
 
 def _added(p):
     """What is added of each sample alone, [samples, models, size]."""
-    return torch.stack([sum_pieces([_some(p, [j])], exact=True) for j in range(p.delta.shape[1])])
+    return torch.stack([PerSample([_some(p, [j])], exact=True).sum() for j in range(p.delta.shape[1])])
 
 
 def _some(p, samples):
@@ -96,7 +95,7 @@ def test_a_sum_is_that_of_what_each_sample_is_by_itself(window, chunk, monkeypat
     p = piece(window, dtype=torch.float32)
     alone = _added(p)
     monkeypatch.setattr(positions, "_chunk", lambda _: chunk)
-    torch.testing.assert_close(sum_pieces([p], exact=True), alone.sum(0), rtol=0, atol=1e-13)
+    torch.testing.assert_close(PerSample([p], exact=True).sum(), alone.sum(0), rtol=0, atol=1e-13)
     torch.testing.assert_close(alone.transpose(0, 1), plain(p), rtol=1e-4, atol=1e-5)
 
 

@@ -15,9 +15,10 @@ from privsgp.algorithms.block import Block, Drawn
 from privsgp.engine.spec import Learning
 from privsgp.errors import Refused
 from privsgp.gradients import stack
-from privsgp.gradients.per_sample import Outer, PerSample, Plain, minus
+from privsgp.gradients.per_sample import Outer, PerSample, Plain
 from privsgp.gradients.table import make_table
 from privsgp.randomness import noise as noises
+from privsgp.research.estimates import minus
 from privsgp.runs import build, config
 from privsgp.runs import problem as problems
 from privsgp.runs.resolve import resolve
@@ -158,7 +159,7 @@ def test_the_divisor_is_b_for_inputs_that_are_whole_numbers():
     loss = lambda out, wanted: cross_entropy(out, wanted, reduction="none")  # noqa: E731
     gradient = stack(embedding, loss, (inputs[0, :4], targets[0, :4]))
     mechanism = ALGORITHMS["privsgp"].mechanism(Settings(), sigma=1.0, batch=1.9, samples=8, kappa=0.0)
-    block = Block([mechanism], inputs, targets, gradient, Randomness(), None)
+    block = Block([mechanism], (inputs, targets), gradient, Randomness(), None)
     z = torch.cat([p.detach().flatten() for p in embedding.parameters()])[None]
     drawn = Drawn(torch.tensor([[3]]), torch.ones(1, 1, dtype=torch.bool))
     g = ALGORITHMS["privsgp"](block, Settings()).direction(z, [drawn])

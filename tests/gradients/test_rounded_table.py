@@ -24,7 +24,7 @@ class Site:
         self.inputs, self.targets = samples(NODES, ROWS + 1, 12, dtype=compute)
         example = self.raw(torch.full((NODES, 1), ROWS), 0)
         self.table = make_table(kind, example, ROWS, clip=G, dtype=dtype)
-        fill(self.table, lambda rows: self.clipped(rows, 0), J, rows=ROWS, chunk=3)
+        fill(self.table, lambda rows: self.clipped(rows, 0), J[:, None], ROWS, chunk=3)
 
     def raw(self, rows, seed):
         nodes = torch.arange(NODES)[:, None]

@@ -44,7 +44,7 @@ class Site:
         table = make_table(
             kind, self.at(0)(torch.full((NODES, 1), ROWS)), ROWS, clip=G, difference_clip=difference_clip
         )
-        fill(table, self.at(0), J, rows=ROWS, chunk=3)
+        fill(table, self.at(0), J[:, None], ROWS, chunk=3)
         return table
 
     def entries(self, table):
@@ -221,7 +221,7 @@ def test_numbers_kept_per_sample(name, kind, difference_clip, size):
     table = make_table(kind, example, 3, clip=1.0, difference_clip=difference_clip)
     kept = table.arrays()
     assert sum(a.numel() for name, a in kept.items() if name != "mean") == size * 4
-    assert kept["mean"].shape == (1, example.dim)
+    assert kept["mean"].shape == (1, example.dense().shape[-1])
 
 
 class Writes(torch.nn.Module):

@@ -9,7 +9,7 @@ from networks import irregular, named
 from networkx_graphs import from_networkx
 from privsgp.errors import Refused
 from privsgp.graph import Edges, check
-from privsgp.graph.sequences import _Cyclic
+from privsgp.graph.sequences import cyclic
 
 
 @given(graph=named() | irregular())
@@ -42,4 +42,4 @@ def test_two_islands_are_refused():
 def test_wrong_columns_are_refused_with_node_and_sum(share, says):
     edges = Edges(np.array([0, 0, 1]), np.array([0, 1, 1]), np.array(share))
     with pytest.raises(Refused, match=says):
-        check(_Cyclic("mine", 2, (edges,)))
+        check(cyclic("mine", 2, (edges,)))

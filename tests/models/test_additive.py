@@ -119,7 +119,6 @@ clip = 1.0
 [algorithm]
 name = "privsgp"
 batch = 100
-sampling = "fixed"
 steps = 30
 step_size = 0.5
 average = "tail"
@@ -155,7 +154,8 @@ def test_a_run_from_its_file_to_its_report(folder):
     page = (folder / "run" / "report.html").read_text()
     assert "What each column adds" in page
     assert "sex × age" in page
-    assert f"± {age.half_widths[0]:.3f}" in page
+    low, high = (age.scores[0] + sign * age.half_widths[0] for sign in (-1, 1))
+    assert f"{low:.3f} to {high:.3f}" in page
     assert "sex × age" in result._repr_html_()
     assert len(privsgp.load("run").predict("test.csv")) == 200
 

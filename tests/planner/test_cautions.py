@@ -1,25 +1,7 @@
 from __future__ import annotations
 
-import math
-
-import pytest
-
-from privsgp.planner.record import Expected, heavy_nodes, no_better
+from privsgp.planner.record import Expected, no_better
 from privsgp.runs.problem import careless_delta
-
-
-def test_a_node_that_drags_all_others():
-    sigmas = [0.1] * 9 + [1.0]
-    (said,) = heavy_nodes(sigmas, [(1.0, 1e-5)] * 9 + [(0.1, 1e-5)])
-    total = 9 * 0.01 + 1
-    assert "node 9, at ε = 0.1, brings" in said
-    assert f"{math.sqrt(0.09 / total) * 10 / 9:.2f} times as large" in said
-    assert f"{10 / math.sqrt(901 * total):.2f} times" in said
-
-
-@pytest.mark.parametrize("sigmas", [[0.1] * 10, [0.1], [0.0, 0.0]])
-def test_equals_drag_nobody(sigmas):
-    assert heavy_nodes(sigmas, [(1.0, 1e-5)] * len(sigmas)) == []
 
 
 def test_a_delta_that_allows_publication():

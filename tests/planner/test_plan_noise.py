@@ -64,8 +64,7 @@ def run(rehearsal, graph, sigmas):
 
     block = Block(
         mechanisms=[SampledMean(sigma=s, clip=1.0, batch=rows / 2, samples=rows) for s in sigmas],
-        inputs=torch.cat([x, torch.zeros_like(x[:, :1])], 1),
-        targets=torch.cat([y, torch.zeros_like(y[:, :1])], 1),
+        data=tuple(torch.cat([t, torch.zeros_like(t[:, :1])], 1) for t in (x, y)),
         gradient=rehearsal.gradient,
         random=_Random(),
         step_size=lambda _k: GAMMA,

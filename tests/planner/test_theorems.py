@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privsgp.accounting.mechanisms import Saga
-from privsgp.errors import Refused
-from privsgp.planner.theorems import (
+from privsgp.planner.choose import (
     Constants,
     best_steps,
     hardness,
@@ -107,11 +106,3 @@ def test_the_remarks_order():
 def test_hardness_adds_up_over_different_nodes():
     both = hardness([(1, 1e-5), (2, 1e-3)], [10, 20])
     assert both == pytest.approx(math.log(1e5) / 100 + math.log(1e3) / 1600)
-
-
-@pytest.mark.parametrize(
-    "values", [(0, 1, 1, 1), (1, -1, 1, 1), (1, 1, math.nan, 1), (1, 0, 0, 0), (math.inf, 1, 1, 1)]
-)
-def test_impossible_constants_are_refused(values):
-    with pytest.raises(Refused):
-        Constants(*values)

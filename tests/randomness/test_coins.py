@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from fractions import Fraction
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -17,8 +15,8 @@ from privsgp.randomness.coins import _threshold, batches, capacity, draw, draw_a
 from privsgp.randomness.noise import Keyed, Secure
 
 
-def mechanism(batch: float, samples: int, sampling: str = "poisson") -> SampledMean:
-    return SampledMean(sigma=1.0, clip=1.0, batch=batch, samples=samples, sampling=sampling)
+def mechanism(batch: float, samples: int) -> SampledMean:
+    return SampledMean(sigma=1.0, clip=1.0, batch=batch, samples=samples)
 
 
 class Coins:
@@ -34,12 +32,7 @@ class Coins:
         return self.given
 
 
-mechanisms = st.integers(1, 300).flatmap(
-    lambda J: st.one_of(
-        st.floats(1e-3, J).map(lambda b: mechanism(b, J)),
-        st.integers(1, J).map(lambda b: mechanism(b, J, "fixed")),
-    )
-)
+mechanisms = st.integers(1, 300).flatmap(lambda J: st.floats(1e-3, J).map(lambda b: mechanism(b, J)))
 
 
 @given(mechanisms, st.integers(0, 2**32 - 1), st.integers(0, 50))
@@ -48,7 +41,7 @@ def test_a_draw_is_sorted_distinct_and_in_range(mech, step, node):
     assert drawn.dtype == np.int64
     assert (np.diff(drawn) > 0).all()
     assert ((drawn >= 0) & (drawn < mech.samples)).all()
-    if mech.sampling == "fixed" or mech.rate == 1:
+    if mech.rate == 1:
         assert len(drawn) == mech.batch
     np.testing.assert_array_equal(drawn, draw(Keyed(0), mech, node, step))
 
@@ -84,13 +77,6 @@ def test_poisson_takes_each_sample_by_its_own_coin(make, batch):
     assert abs(np.corrcoef(taken.T) - np.eye(60)).max() < 6.5 / math.sqrt(steps)
 
 
-def test_fixed_size_takes_every_subset_equally_often():
-    source, mech = Keyed(4), mechanism(2, 5, "fixed")
-    seen = Counter(tuple(draw(source, mech, 0, step).tolist()) for step in range(5000))
-    assert set(seen) == set(combinations(range(5), 2))
-    assert stats.chisquare(list(seen.values())).pvalue > 1e-6
-
-
 def test_draws_change_with_node_and_step():
     mech = mechanism(100, 200)
     places = [(0, 0), (1, 0), (0, 1)]
@@ -99,11 +85,9 @@ def test_draws_change_with_node_and_step():
 
 @pytest.mark.parametrize("source", [lambda: Keyed(3), Secure])
 @pytest.mark.parametrize("sizes", [[90, 90, 90], [90, 7, 40]])
-@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
-def test_a_block_draws_what_its_nodes_would_draw_alone(source, sizes, sampling):
-    mechs, nodes = [mechanism(5, J, sampling) for J in sizes], range(4, 7)
+def test_a_block_draws_what_its_nodes_would_draw_alone(source, sizes):
+    mechs, nodes = [mechanism(5, J) for J in sizes], range(4, 7)
     drawn = draw_all(source(), mechs, nodes, 9)
-    assert all(len(d) == 5 for d in drawn) or sampling == "poisson"
     assert all((np.diff(d) > 0).all() and (d < J).all() for d, J in zip(drawn, sizes, strict=True))
     if source is not Secure:
         for d, mech, node in zip(drawn, mechs, nodes, strict=True):
@@ -117,10 +101,9 @@ def test_no_capacity_in_eights_is_expected_to_cost_less(mech, nodes):
 
     room = capacity(mech, nodes)
     assert mech.batch <= room <= mech.samples
-    if mech.sampling == "poisson":
-        others = [size for size in (room - 8, room + 8, mech.samples) if mech.batch <= size <= mech.samples]
-        assert room % 8 == 0 or room == mech.samples
-        assert all(cost(room) <= cost(size) * (1 + 1e-9) for size in others)
+    others = [size for size in (room - 8, room + 8, mech.samples) if mech.batch <= size <= mech.samples]
+    assert room % 8 == 0 or room == mech.samples
+    assert all(cost(room) <= cost(size) * (1 + 1e-9) for size in others)
 
 
 @pytest.mark.parametrize(
@@ -138,17 +121,15 @@ draws = st.lists(st.sets(st.integers(0, 99)).map(lambda s: np.array(sorted(s), n
 def test_passes_hold_every_draw_exactly_once(drawn, room):
     passes = batches(drawn, room, dummy=100)
     assert len(passes) == max(1, *(math.ceil(len(d) / room) for d in drawn))
-    for index, mask in passes:
-        assert index.shape == mask.shape == (len(drawn), room)
-        assert (index[~mask] == 100).all()
+    assert all(index.shape == (len(drawn), room) for index in passes)
     for row, wanted in enumerate(drawn):
-        np.testing.assert_array_equal(np.concatenate([index[row][mask[row]] for index, mask in passes]), wanted)
+        np.testing.assert_array_equal(np.concatenate([index[row][index[row] != 100] for index in passes]), wanted)
 
 
 def test_where_scattered_samples_are_does_not_show_whether_another_was_drawn():
     def slots(drawn):
         """Of sample 7, in 4,000 nodes."""
-        [(index, _)] = batches([np.array(drawn)] * 4000, 6, dummy=9, scattered=True)
+        [index] = batches([np.array(drawn)] * 4000, 6, dummy=9, scattered=True)
         assert (np.sort(index, axis=1) == sorted([*drawn, *[9] * (6 - len(drawn))])).all()
         return np.nonzero(index == 7)[1]
 
@@ -164,9 +145,9 @@ def test_scattered_samples_have_room_for_every_draw(batch, samples):
 
 
 def test_empty_draws_are_a_pass_like_any_other():
-    [(index, mask)] = batches([np.empty(0, np.int64)] * 2, 8, dummy=-1)
+    [index] = batches([np.empty(0, np.int64)] * 2, 8, dummy=-1)
+    assert index.shape == (2, 8)
     assert (index == -1).all()
-    assert not mask.any()
 
 
 def test_no_room_is_refused():

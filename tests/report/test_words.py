@@ -84,7 +84,7 @@ def test_ledgers_of_other_machines_are_named_as_missing(secret, tmp_path):
     folder = shutil.copytree(secret, tmp_path / "half")
     for node in (2, 3):
         (folder / "ledger" / f"node-{node}.jsonl").unlink()
-    assert "the ledgers of 2 sites are not in this folder" in " ".join(read(folder).privacy)
+    assert "the other 2 sites keep their own ledgers" in " ".join(read(folder).privacy)
 
 
 def test_replace_one_asks_another_question(made):

@@ -119,7 +119,7 @@ def test_a_key_that_is_gone_is_refused_with_what_to_do(key):
         ("algorithm", "steps", 0, "or 'auto', which leaves it to the planner"),
         ("algorithm", "step_size", {"schedule": "cosine", "start": 1.0}, "a valid number"),
         ("algorithm", "name", "privsgp-vrr", "did you mean 'privsgp-vr'?"),
-        ("algorithm", "sampling", "all", "poisson"),
+        ("algorithm", "sampling", "fixed", "its own coin"),
         ("algorithm", "momentum", 1.0, "less than 1"),
         ("algorithm", "weights", "mine", "noise"),
         ("algorithm", "weights", [1.0, 0.0, 1.0], "greater than 0"),
@@ -212,7 +212,6 @@ def test_features_and_steps_are_part_of_what_sites_agree_on():
 
 
 def test_only_the_kind_that_was_tried_is_talked_about():
-    assert "auto" not in _refusal(MINIMAL | {"algorithm": {"batch": 2.5, "sampling": "fixed"}}).remedy
     assert "list" not in _refusal({"privacy": {"epsilon": -1.0}}).remedy
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import runs
 from privsgp.runs import config as configs
 from privsgp.runs.config import SECTIONS, Config
 
@@ -47,11 +46,6 @@ def test_the_page_names_every_key():
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_our_own_files_are_read(path):
     configs.parse(tomllib.loads(path.read_text()))
-
-
-def test_the_commands(capsys):
-    assert "difference_clip" in runs.command("options", "algorithm").out
-    assert runs.command("options", "nonsense").code == 2
 
 
 def test_a_configuration_survives_a_process_and_a_file(tmp_path):

@@ -318,8 +318,8 @@ def released(spec, absent, *, messages):
     gradient = of_samples(gradients(learning.model, learning.loss, learning.made_up()), learning.rows)
     people = len(learning.inputs[0]) - 1
     block = _ZeroedOut(
-        mechanisms=spec.mechanisms, inputs=learning.inputs, targets=learning.targets, gradient=gradient,
-        random=Everybody(len(present), people), weights=learning.weights, step_size=lambda _k: 1.0, present=present,
+        mechanisms=spec.mechanisms, data=learning.data, gradient=gradient,
+        random=Everybody(len(present), people), step_size=lambda _k: 1.0, present=present,
         taken=torch.zeros_like(present),
     )  # fmt: skip
     algorithm = spec.algorithm(block, spec.settings)

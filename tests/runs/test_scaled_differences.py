@@ -68,7 +68,7 @@ def test_a_weight_that_is_given_brings_no_clip():
 
 def test_a_run_that_goes_on_keeps_both():
     config = parsed()
-    before = config.with_algorithm(difference_scale=0.07)  # begun before differences were clipped too
+    before = config.with_section("algorithm", difference_scale=0.07)  # begun before differences were clipped too
     assert settled(config, started=before) == (None, 0.07)
     begun = with_scale(config, SAMPLES)
     assert settled(config, started=begun) == settled(begun)
@@ -82,7 +82,7 @@ def test_what_is_shared_does_not_change_when_both_are_settled():
 
 def test_a_run_does_not_go_on_under_another_clip_of_differences():
     config = parsed()
-    begun, other = with_scale(config, SAMPLES), config.with_algorithm(difference_clip=0.5)
+    begun, other = with_scale(config, SAMPLES), config.with_section("algorithm", difference_clip=0.5)
     assert not configs.differences(begun, with_scale(config, SAMPLES, started=begun))
     changed = configs.differences(begun, with_scale(other, SAMPLES, started=begun))
     assert [one.split(":")[0] for one in changed] == ["algorithm.difference_clip"]

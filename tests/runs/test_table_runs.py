@@ -129,10 +129,10 @@ def test_a_schema_is_shared_and_a_path_is_not(place):
 def test_a_configuration_keeps_where_its_paths_start(place):
     config = configs.read(place / "run.toml")
     assert config.base == place
-    assert config.with_algorithm(steps=9).base == place
+    assert config.with_section("algorithm", steps=9).base == place
     assert configs.started(place / "run.toml").base == place
     assert copy.deepcopy(config).base == place
-    assert problems.load_problem(config.with_algorithm(steps=9)).samples == [40, 30, 20]
+    assert problems.load_problem(config.with_section("algorithm", steps=9)).samples == [40, 30, 20]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from privsgp.errors import Refused
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
-from privsgp.runs.budgets import batch_sizes, calibrate_nodes
+from privsgp.runs.budgets import calibrate_nodes
 
 QUICK = runs.SMALL.replace("steps = 30", "steps = 8").replace("sigma = 0.05", "sigma = 0")
 
@@ -55,8 +55,6 @@ def test_unequal_nodes_have_one_rate_and_their_own_batches():
     assert {m.rate for m in protection.mechanisms} == {0.2}
     assert [m.samples for m in protection.mechanisms] == [100, 200, 300, 400]
     assert [m.sigma for m in protection.mechanisms] == [1, 2, 3, 4]
-    fixed = _config(data__sizes=[100, 200, 300, 1], algorithm__batch=10, algorithm__sampling="fixed")
-    assert batch_sizes(fixed, [100, 200, 300, 1]) == [7, 13, 20, 1]
 
 
 def test_budgets_become_noise_that_keeps_them():

@@ -78,7 +78,7 @@ def test_the_page_names_who_agreed_and_who_was_heard_of(three, folder):
     (folder / "summary.json").write_text(json.dumps(summary))
     page.write(folder, folder / "report.html")
     text = (folder / "report.html").read_text()
-    for said in (three.agreement.run, *(card.fingerprint for card in three.agreement.roster), "missing or wrong",
+    for said in (three.agreement.run, *(card.fingerprint for card in three.agreement.roster), "missing or invalid",
                  "step 21; left for good", "81 kB by this site"):  # fmt: skip
         assert said in text
     assert "<script>alert" not in text

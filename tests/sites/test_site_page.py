@@ -95,20 +95,6 @@ def test_page_json_and_terminal_have_the_same_facts(three, place):
     assert told["newest"][0]["kind"] == "form"
 
 
-def test_prometheus_reads_the_same_numbers(three, place):
-    with served(three, place) as url:
-        code, said = asked(url + "/metrics")
-    values = dict(line.rsplit(" ", 1) for line in said.splitlines())
-    assert code == 200
-    assert values["privsgp_site_rounds"] == "22"
-    assert values["privsgp_site_paused"] == "0"
-    assert values["privsgp_site_epsilon_spent"] == "2.001"  # rounded up
-    assert values['privsgp_site_refused{kind="form"}'] == "1"
-    assert values['privsgp_site_peer_step{site="cork"}'] == "0"
-    assert values['privsgp_site_link_failing{source="aachen",target="cork"}'] == "0"
-    assert 'privsgp_site_link_step{source="aachen",target="cork"}' not in values  # no message yet
-
-
 def test_a_probe_sees_a_process_that_is_gone(three, place):
     with served(three, place) as url:
         assert asked(url + "/healthz") == (200, "ok\n")

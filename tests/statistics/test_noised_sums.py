@@ -85,7 +85,7 @@ def test_two_releases_have_different_noise(tmp_path):
     """Planted: the same noise for two releases."""
     first, second = (of_zeros(tmp_path / name, study(), 50).cells for name in "ab")
     assert np.abs(np.corrcoef(first, second)[0, 1]) < 0.6
-    assert not (first == second).any()
+    assert (first == second).mean() < 0.5  # noise is on a grid: two entries may agree
 
 
 def test_a_vector_that_is_too_long_is_clipped(tmp_path):
@@ -129,5 +129,4 @@ def test_what_tuning_costs_if_all_messages_are_visible():
     ten = accountant.epsilon(one, 10, 1e-5)
     planned, chosen = up(ten.epsilon, 3), up(ten.rdp_epsilon, 3)  # a filter may spend what the Rényi bound allows
     assert (planned, chosen) == ("3.62", "3.92")
-    assert f"cost ε = {planned} together" in page
-    assert f"and {chosen} if each was chosen after seeing the last" in page
+    assert f"cost ε = {planned} if all are planned ahead, and {chosen} if each is chosen after the last" in page

@@ -16,7 +16,7 @@ from privsgp.accounting.mechanisms import SampledMean
 from privsgp.accounting.sharing import solve
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused
-from privsgp.graph import EveryFew
+from privsgp.graph import every_few
 from privsgp.randomness.noise import Keyed
 from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs import config as configs
@@ -168,7 +168,7 @@ def test_noise_that_pairs_share_cancels_in_the_average(bits, local):
     """What is left in Σx is the nodes' own noise, at every width and for any number of local steps."""
     n, d = 6, 300
     made = PairwiseNoise(solve((1.0,) * n, 4, 2.0, None), 4)
-    links = EveryFew(graph.make("exponential", n), local)
+    links = every_few(graph.make("exponential", n), local)
     x, w, own = torch.zeros(n, d, dtype=torch.float64), torch.ones(n, dtype=torch.float64), torch.zeros(n, d).double()
     mixing = InProcess(links, x) if bits == 32 else transport(bits, links, x)
     least, worth = made.covariance.nodes - 1, made.covariance.effective(4)
@@ -190,7 +190,7 @@ def test_noise_that_pairs_share_cancels_in_the_average(bits, local):
 @pytest.mark.parametrize("name", ["exponential", "random"])
 def test_a_graph_of_every_few_steps_has_all_edges_of_the_graph(name, every):
     base = network(name, 8)
-    few = EveryFew(base, every)
+    few = every_few(base, every)
     for k in range(12):
         wanted = np.eye(8) if (k + 1) % every else base.matrix((k + 1) // every - 1)
         np.testing.assert_array_equal(few.matrix(k), wanted)

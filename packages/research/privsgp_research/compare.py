@@ -100,7 +100,7 @@ def rows(
     tried = _tune(methods, grid, bench, range(first, fresh))
     best = {name: _best(tried[name]) for name in methods}
     runs = bench.several(
-        {_key(name, best[name]): methods[name].with_algorithm(step_size=best[name]) for name in methods},
+        {_key(name, best[name]): methods[name].with_section("algorithm", step_size=best[name]) for name in methods},
         range(fresh, fresh + seeds), "fresh seeds",
     )  # fmt: skip
     return [Row(name, best[name], tried[name], runs[_key(name, best[name])]) for name in methods]
@@ -112,7 +112,8 @@ def _tune(methods: dict[str, Config], grid: list[float], bench: Bench, seeds: ra
     asked = [(name, step_size) for step_size in grid for name in methods]
     for words in ("step sizes", *["step sizes, wider"] * WIDER):
         configs = {
-            _key(name, step_size): methods[name].with_algorithm(step_size=step_size) for name, step_size in asked
+            _key(name, step_size): methods[name].with_section("algorithm", step_size=step_size)
+            for name, step_size in asked
         }
         found = bench.several(configs, seeds, words)
         for name, step_size in asked:
@@ -132,7 +133,7 @@ def method(config: Config, name: str) -> Config:
     changed = config.with_section("graph", name="ring") if moved(config, [name]) else config
     if config.privacy.noise == "pairwise":  # those that cannot share noise add their own
         changed = changed.with_section("privacy", noise="auto")
-    return changed.model_copy(update={"name": f"{config.name}-{name}"}).with_algorithm(name=name)
+    return changed.model_copy(update={"name": f"{config.name}-{name}"}).with_section("algorithm", name=name)
 
 
 def moved(config: Config, algorithms: Sequence[str]) -> list[str]:

@@ -126,7 +126,9 @@ def check(steps: int, delta: float, relation: str) -> int:
 
 def _counted(run: _Run, mechanism: Mechanism, steps: int, delta: float, relation: Relation) -> tuple[float, float]:
     """Return both values of ε for the noise as it is computed: the ideal ones at a smaller δ, and a little more."""
-    cost = sampler.Cost.of(mechanism, steps, _farthest(run))
+    # by how many σ one message of neighbours may differ; of two zero-outs in a row, of either
+    farthest = max((_unsampled(release) for release, _ in run.parts), default=0.0)
+    cost = sampler.Cost.of(mechanism, steps, farthest)
     found = math.inf, math.inf
     for aside in sampler.ASIDE if cost.variation else (0.0,):
         remaining = cost.ideal_delta(delta, aside)
@@ -134,11 +136,6 @@ def _counted(run: _Run, mechanism: Mechanism, steps: int, delta: float, relation
             first, second = _bracketed(run, mechanism, steps, remaining, cost.tail, relation)
             found = cost.epsilon(delta, first, aside), cost.epsilon(delta, second, aside)
     return found
-
-
-def _farthest(run: _Run) -> float:
-    """Return by how many σ one message of neighbours may differ; of two zero-outs in a row, of either."""
-    return max((_unsampled(release) for release, _ in run.parts), default=0.0)
 
 
 @lru_cache(maxsize=1024)
@@ -238,11 +235,6 @@ def _within_reason(release: Release) -> Release:
     return Sampled(1.0, max(shift, SMALLEST * 1e-20))  # between neighbours: replacing is in it
 
 
-def _amplified(mechanism: Mechanism) -> bool:
-    """Whether a sample is drawn by a coin of its own: only then does drawing it rarely hide it (privacy.md)."""
-    return mechanism.sampling == "poisson" and mechanism.rate < 1
-
-
 def _linked(mechanism: Mechanism, relation: Relation) -> int:
     """Return at how many sites in a row a person is taken out, one after the other, where no more is proved.
 
@@ -277,13 +269,13 @@ def _neighbour(curve: Curve, in_a_row: int) -> Curve:
 
 def _grouped(bases: Sequence[tuple[Mechanism, int]], relation: Relation) -> bool:
     """Whether replace-one is counted as two zero-outs: where the proof needs that one side has no coins."""
-    hidden = (isinstance(m, Saga) and m.difference_scale > m.rate and _amplified(m) for m, _ in bases)
+    hidden = (isinstance(m, Saga) and m.difference_scale > m.rate and m.amplified for m, _ in bases)
     return relation == "replace-one" and any(hidden)
 
 
 def _mean(mechanism: Mechanism, *, replace: bool) -> Release:
     """(1/b) Σ clip(g_j): shift G/b when drawn."""
-    rate = mechanism.rate if _amplified(mechanism) else 1.0
+    rate = mechanism.rate if mechanism.amplified else 1.0
     return Sampled(rate, _over(mechanism.radius, mechanism.batch * mechanism.sigma), replace)
 
 
@@ -297,7 +289,7 @@ def _saga(mechanism: Mechanism, *, replace: bool) -> Release:
         return _whole(mechanism, replace=replace)
     ratio, shift = (mechanism.difference_clip or math.inf) / mechanism.clip, mechanism.samples * mechanism.sigma
     geometry = Geometry(mechanism.rate, ratio, _over(mechanism.radius, shift), mechanism.difference_scale)
-    return geometry if _amplified(mechanism) else Sampled(1.0, _unsampled(geometry), replace)
+    return geometry if mechanism.amplified else Sampled(1.0, _unsampled(geometry), replace)
 
 
 def _whole(mechanism: Mechanism, *, replace: bool) -> Release:

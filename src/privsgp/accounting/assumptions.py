@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from privsgp.accounting import renyi_bound
-from privsgp.accounting.compound import Anchored, Continued, PersonLevel, Shared, Summed, Wrapper
+from privsgp.accounting.compound import Anchored, Continued, PersonLevel, Shared, Summed
 from privsgp.accounting.mechanisms import Gaussian, Release, Sag, Saga, Unprotected
 
 if TYPE_CHECKING:
@@ -34,10 +34,6 @@ def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> list[st
 
 def _of(mechanism: Mechanism) -> list[str]:
     """Return what a mechanism rests on: a wrapper adds to its base's words."""
-    if isinstance(mechanism, Wrapper):
-        return [*_of(mechanism.base), *_around(mechanism)]
-    if not isinstance(mechanism, Release):
-        raise TypeError(f"no words are known for {type(mechanism).__name__}")
     match mechanism:
         case Unprotected():
             return ["nothing is clipped and no noise is added: there is no guarantee"]
@@ -46,7 +42,27 @@ def _of(mechanism: Mechanism) -> list[str]:
             return [*_release(mechanism), weight]
         case Anchored():
             return [*_release(mechanism), *_anchored(mechanism)]
-    return _release(mechanism)
+        case Release():
+            return _release(mechanism)
+        case Shared():
+            who = f"noise is shared with {mechanism.partners} nodes: ε holds as long as {mechanism.honest} nodes"
+            what = "are honest and have no other use for what they share, whatever all others do together"
+            more = [f"{who}, this one included, {what}; it is computational (X25519, ChaCha20)"]
+        case Summed():
+            summed = f"only the sum of {mechanism.nodes} nodes' messages is seen (secure aggregation)"
+            more = [f"{summed}: each of them adds this noise, and none tells others what it added"]
+        case Continued():
+            earlier = ((count, _noise_of(one)) for one, count in mechanism.earlier)
+            more = [f"{count} releases of an earlier run count as well: {noise}" for count, noise in earlier]
+        case PersonLevel():
+            more = [f"a sample is a person: the mean of the gradients of up to {mechanism.rows} rows is clipped as one"]
+            if mechanism.sites > 1:
+                more += [
+                    f"a person has rows at up to {mechanism.sites} sites, and the noise of each is as counted here"
+                ]
+        case _:
+            raise TypeError(f"no words are known for {type(mechanism).__name__}")
+    return [*_of(mechanism.base), *more]
 
 
 def _release(release: Release) -> list[str]:
@@ -78,32 +94,6 @@ def _anchored(release: Anchored) -> list[str]:
     mean = f"is a mean over {release.anchor.batch:g} samples with noise {release.anchor.sigma:g}"
     again = f"up to {release.spare} steps made again after a crash, each counted as both kinds of release"
     return [f"{turn} {mean}; the others are differences", *([again] if release.spare else [])]
-
-
-def _around(wrapper: Wrapper) -> list[str]:
-    """Say who has to be honest, what is seen, what was released before, and what a person is."""
-    match wrapper:
-        case Shared():
-            honest = (
-                f"noise is shared with {wrapper.partners} nodes: ε holds as long as {wrapper.honest} nodes, this one "
-                "included, are honest and have no other use for what they share, whatever all others do together; it "
-                "is computational (X25519, ChaCha20)"
-            )
-            return [honest]
-        case Summed():
-            summed = (
-                f"only the sum of {wrapper.nodes} nodes' messages is seen (secure aggregation): "
-                "each of them adds this noise, and none tells others what it added"
-            )
-            return [summed]
-        case Continued():
-            earlier = ((count, _noise_of(one)) for one, count in wrapper.earlier)
-            return [f"{count} releases of an earlier run count as well: {noise}" for count, noise in earlier]
-        case PersonLevel():
-            rows = f"a sample is a person: the mean of the gradients of up to {wrapper.rows} rows is clipped as one"
-            many = f"a person has rows at up to {wrapper.sites} sites, and the noise of each is as counted here"
-            return [rows, *([many] if wrapper.sites > 1 else [])]
-    raise TypeError(f"no words are known for {type(wrapper).__name__}")
 
 
 def _noise_of(earlier: Mechanism) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from bisect import bisect_left
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -244,21 +245,16 @@ def _searched(m: Saga, steps: int, epsilon: float, delta: float, relation: Relat
 
     if fits(1.0):
         return 1.0
-    known, tried = [scale for scale in _weights(m.rate) if scale > m.rate], 0
-    beyond = len(known)
-    while tried < beyond:
-        middle = (tried + beyond) // 2
-        tried, beyond = (middle + 1, beyond) if fits(known[middle]) else (tried, middle)
-    return known[tried - 1] if tried else _rounded_down(m.rate)
+    known = [scale for scale in _weights(m.rate) if scale > m.rate]
+    fitting = bisect_left(known, 1, key=lambda scale: not fits(scale))
+    if fitting:
+        return known[fitting - 1]
+    # three digits of q, surely not above it: there both shifts of a sample lie in the ball of radius G/J
+    unit = 10.0 ** (2 - math.floor(math.log10(m.rate)))
+    return math.floor(m.rate * (1 - 1e-9) * unit) / unit
 
 
 def _weights(least: float) -> list[float]:
     """Return the numbers of two digits below 1, down to the decade of the least."""
     decades = range(math.floor(math.log10(least)), 0)
     return [digits / 10 ** (1 - decade) for decade in decades for digits in range(10, 100)]
-
-
-def _rounded_down(rate: float) -> float:
-    """Return three digits of q, surely not above it: there both shifts of a sample lie in the ball of radius G/J."""
-    unit = 10.0 ** (2 - math.floor(math.log10(rate)))
-    return math.floor(rate * (1 - 1e-9) * unit) / unit

@@ -280,9 +280,5 @@ class PersonLevel(Wrapper):
         """Return what composes, each for persons."""
         return [(dataclasses.replace(self, base=one), count) for one, count in self.base.phases(steps)]
 
-    def at_sites(self, sites: int) -> PersonLevel:
-        """Return the same for a person at so many sites."""
-        return dataclasses.replace(self, sites=sites)
-
 
 WRAPPERS: tuple[type[Wrapper], ...] = (Summed, Shared, Continued, PersonLevel)

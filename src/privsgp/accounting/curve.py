@@ -125,10 +125,6 @@ class Sampled:
         """Return H_ε(Q‖P)."""
         return self._divergence("REPLACE" if self.replace else "ADD", epsilon)
 
-    def outline(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the larger of both."""
-        return np.maximum(self.forward(epsilon), self.backward(epsilon))
-
     def _seldom(self, adjacency: str, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the zero-out sticks from the Gaussian's: (1 − q + q r − e^ε)₊ = q (r − 1 − (e^ε − 1)/q)₊.
 

@@ -62,8 +62,8 @@ class Mechanism:
 
     @property
     def amplified(self) -> bool:
-        """Whether the guarantee needs secret coins, one per sample and step, each with probability q."""
-        return self.sampling == "poisson"
+        """Whether a sample is drawn by a secret coin of its own: only then does drawing it rarely hide it."""
+        return self.sampling == "poisson" and self.rate < 1
 
     @property
     def largest_shift(self) -> float:

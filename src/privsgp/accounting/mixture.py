@@ -65,10 +65,6 @@ class Mixture:
         excess, mass, _ = _points(self)
         return np.asarray(np.exp(epsilon) * _stick(-excess, mass, -np.expm1(-epsilon), self.rate))
 
-    def outline(self, epsilon: Array) -> Array:
-        """Return the larger of both."""
-        return np.maximum(self.forward(epsilon), self.backward(epsilon))
-
 
 def _stick(falling: Array, mass: Array, least: Array, rate: float) -> Array:
     """Return Σ mass (x − least)₊ over points x in falling order, and what rounding may add."""

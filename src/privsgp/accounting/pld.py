@@ -28,17 +28,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from dp_accounting.pld import pld_pmf
 from scipy import fft, signal
 
+from privsgp.accounting.saga import Ends, Geometry
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
+
+    # ε = interval · index, and both sticks there
+    _Dots = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]
 
 LARGEST_LOSS = 500.0  # of one release; beyond it a loss counts as infinite
 TAIL = 1e-22  # the δ of one release at which its profile is cut
@@ -58,9 +63,6 @@ class _Profile(Protocol):
 
     def backward(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return an upper bound of H_ε(Q‖P)."""
-
-    def outline(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return roughly the larger of both: it chooses the grid, never the result."""
 
 
 class _Loss(NamedTuple):
@@ -147,15 +149,6 @@ class _Scale(NamedTuple):
     top: float
 
 
-@dataclass(frozen=True)
-class _Dots:
-    """A profile at ε = interval · index, in both directions."""
-
-    index: NDArray[np.int64]
-    forward: NDArray[np.float64]
-    backward: NDArray[np.float64]
-
-
 def compose(parts: Sequence[tuple[_Profile, int]], delta: float = 1.0) -> _Curve:
     """Return the curve of all parts together, each `count` times, sharpest around `delta`.
 
@@ -176,7 +169,8 @@ def compose(parts: Sequence[tuple[_Profile, int]], delta: float = 1.0) -> _Curve
 
 def _scale(profile: _Profile) -> _Scale:
     trial = np.concatenate(([0.0], np.geomspace(1e-9, LARGEST_LOSS, 90)))
-    delta = profile.outline(trial)
+    rough = Ends(*astuple(profile)) if isinstance(profile, Geometry) else profile  # it chooses the grid alone
+    delta = np.maximum(rough.forward(trial), rough.backward(trial))
     # ∫ δ(ε) dε is half the mean square of the losses above 0, while they are small.
     square = 2 * float(np.trapezoid(delta, trial))
     return _Scale(float(delta[0]), square, float(trial[min(int(np.searchsorted(-delta, -TAIL)), trial.size - 1)]))
@@ -201,18 +195,18 @@ def added(numbers: Iterable[float]) -> float:
 
 
 def _evaluate(profile: _Profile, interval: float, top: float) -> _Dots:
-    """Evaluate a profile at multiples of `interval` that grow geometrically once they are a few intervals large."""
+    """Evaluate a profile at multiples of `interval` that grow geometrically from a few intervals on."""
     last = max(math.ceil(top / interval), 2)
     count = math.ceil(math.log(last) / math.log(RATIO)) + 2
     index = np.unique(np.concatenate(([0], np.rint(np.geomspace(1, last, count)).astype(np.int64))))
-    return _Dots(index, profile.forward(index * interval), profile.backward(index * interval))
+    return index, profile.forward(index * interval), profile.backward(index * interval)
 
 
 def _losses(
     interval: float, dots: Sequence[_Dots], counts: Sequence[int], delta: float, *, reverse: bool
 ) -> _Loss | None:
     """Return the composed losses of one direction, None when they would not fit into LONGEST points."""
-    sticks = [(d.index, d.backward, d.forward) if reverse else (d.index, d.forward, d.backward) for d in dots]
+    sticks = [(index, back, ahead) if reverse else (index, ahead, back) for index, ahead, back in dots]
     ones = [_connect(interval, *stick) for stick in sticks]
     plain = _composed(ones, counts)
     if plain is None or plain.off <= TILT_ABOVE * delta or plain.infinite == 1:

@@ -106,12 +106,6 @@ class Geometry:
         base = last if rho > 0 else first
         return _Shape(base.u2 + square * rho**2, base.uc - square * rho, base.c2 + square)
 
-    def outline(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the larger hockey stick of a few pairs that occur: quick, and a little below the supremum."""
-        ends = [self.shape(position) for position in (0.0, 1.0, 2.0)]
-        sticks = [self.at(end, epsilon, backward=back) for end in ends for back in (False, True)]
-        return np.asarray(np.max(sticks, axis=0))
-
     def forward(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return an upper bound of sup H_ε(P‖Q) over the admissible pairs."""
         return self._supremum(epsilon, backward=False)

@@ -119,7 +119,8 @@ def by_sites(mechanism: Mechanism, releases: int, delta: float, relation: Relati
     if (person := mechanism.person) is None:
         return []
     counted = sorted({1, 2, 3, person.sites})
-    return [(s, accountant.epsilon(person.at_sites(s), releases, delta, relation).epsilon) for s in counted]
+    each = ((sites, dataclasses.replace(person, sites=sites)) for sites in counted)
+    return [(sites, accountant.epsilon(one, releases, delta, relation).epsilon) for sites, one in each]
 
 
 def _unit(segment: Segment) -> str:

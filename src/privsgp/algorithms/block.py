@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from privsgp.accounting.mechanisms import Mechanism, Sampling
+    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.algorithms.algorithm import Trust
     from privsgp.algorithms.update_rule import UpdateRule
     from privsgp.clock import Event
@@ -70,7 +70,6 @@ class Settings:
     """Settings of an algorithm and its mechanism: facts of the run, and the algorithm's own options."""
 
     clip: float = 1.0
-    sampling: Sampling = "poisson"
     batch: float = 1.0  # at the mean number of samples
     nodes: int = 1
     trust: Trust = "per-node"
@@ -140,17 +139,16 @@ def as_it_is(direction: Direction, kept: Kept) -> Direction:
 class Block:
     """m nodes and what is computed with; all of it is handed in by the engine.
 
-    `inputs` and `targets` are [m, J + 1, …]; row J is no sample's: padding slots point there.
+    `data` are inputs and targets [m, J + 1, …], and of persons the weights of their rows [m, J + 1, rows]. Row J is no
+    sample's: padding slots point there.
     """
 
     mechanisms: Sequence[Mechanism]
-    inputs: Tensor
-    targets: Tensor
+    data: tuple[Tensor, ...]
     gradient: Stacked
     random: Randomness
     step_size: Callable[[int], float]
     update_rule: UpdateRule | None = None  # what is made of a noised direction; None: nothing
-    weights: Tensor | None = None  # of the rows of persons, [m, J + 1, rows]; None: all have the same
     recorded: Callable[[Direction, Kept], Direction] = as_it_is  # on a GPU: its launches are recorded and replayed
 
     @property
@@ -161,11 +159,11 @@ class Block:
     @property
     def rows(self) -> int:
         """The largest J_i, which is also the number of the padding row."""
-        return self.inputs.shape[1] - 1
+        return self.data[0].shape[1] - 1
 
     def column(self, values: Sequence[float]) -> Tensor:
         """One value per node, shaped to multiply [m, d]."""
-        return torch.tensor(values, dtype=torch.float64, device=self.targets.device)[:, None]
+        return torch.tensor(values, dtype=torch.float64, device=self.data[0].device)[:, None]
 
     @cached_property
     def b(self) -> Tensor:
@@ -181,7 +179,12 @@ class Block:
     @cached_property
     def J(self) -> Tensor:  # noqa: N802 - the paper's letter
         """The public numbers of samples J_i, [m, 1]."""
-        return self.column([mechanism.samples for mechanism in self.mechanisms])
+        return self.samples.double()
+
+    @cached_property
+    def samples(self) -> Tensor:
+        """The same as whole numbers."""
+        return torch.tensor([[mechanism.samples] for mechanism in self.mechanisms], device=self.data[0].device)
 
     def batch(self, k: int) -> Tensor:
         """The public constants that batch sums of step k are divided by, [m, 1]."""
@@ -203,8 +206,7 @@ class Block:
         """
         from privsgp.gradients.per_sample import gather
 
-        given = (t for t in (self.inputs, self.targets, self.weights) if t is not None)
-        g = self.gradient(z, *(gather(t, drawn.rows) for t in given))
+        g = self.gradient(z, *(gather(t, drawn.rows) for t in self.data))
         if prepare is not None:
             g = prepare(g)
         g.clip_(self.mechanisms[0].clip, drawn.mask, exact=self.exact)
@@ -227,40 +229,3 @@ def clipped_mean(block: Block, z: Tensor, batch: list[Drawn], b: Tensor | None =
     for drawn in batch[1:]:
         total += block.gradients(z, drawn).sum()
     return total.div_((block.b if b is None else b).to(total.dtype))
-
-
-def full_mean(block: Block, z: Tensor) -> Tensor:
-    """(1/J) Σ_j clip_G(∇f_i(z_i; j)) over all samples of each node; it never leaves as it is."""
-    from privsgp.gradients.rounding import CHUNK
-
-    samples = torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)[:, None]
-    total = torch.zeros_like(z, dtype=torch.float64)
-    for start in range(0, block.rows, CHUNK):
-        index = torch.arange(start, min(start + CHUNK, block.rows), device=z.device).expand(len(samples), -1)
-        total += block.gradients(z, Drawn(index.where(index < samples, block.rows), index < samples)).sum()
-    total.div_(block.J)
-    return total if block.exact else total.to(z.dtype)
-
-
-def difference_mean(
-    block: Block, z: Tensor, point: Tensor, batch: list[Drawn], C: float | None, alpha: float = 0.0
-) -> Tensor:
-    """(θ/b) Σ_{j∈B} [α g_j(z) + (1 − α) clip_C(g_j(z) − g_j(point))] with g_j = clip_G(∇f_i(·; j)); θ is mostly 1."""
-    total = block.zeros(z)
-    for drawn in batch:
-        g, h = block.gradients(z, drawn), block.gradients(point, drawn)
-        total.add_(_difference(g, h, drawn.mask, C), alpha=1 - alpha)
-        if alpha:
-            total.add_(g.sum(), alpha=alpha)
-    return total.div_(block.b_over_scale.to(total.dtype))
-
-
-def _difference(g: PerSample, h: PerSample, mask: Tensor, C: float | None) -> Tensor:
-    """Return Σ_j clip_C(g_j − h_j)."""
-    from privsgp.gradients.per_sample import minus
-
-    if C is None:
-        return g.sum().sub_(h.sum())
-    c = minus(g, h)
-    c.clip_(C, mask)
-    return c.sum()

@@ -62,9 +62,7 @@ class PrivSGP(PushSum):
     @staticmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
         """(1/b) Σ_{j∈B} clip(g_j) + N(0, σ²)."""
-        return SampledMean(
-            sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa
-        )
+        return SampledMean(sigma=sigma, clip=settings.clip, batch=batch, samples=samples, kappa=kappa)
 
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
         """G = (1/b) Σ_{j∈B} clip_G(∇f_i(z_i; j))."""
@@ -84,5 +82,5 @@ class SGP(PrivSGP):
     @staticmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
         """(1/b) Σ_{j∈B} g_j, as it is; σ is ignored."""
-        del sigma
-        return Unprotected(batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa)
+        del sigma, settings
+        return Unprotected(batch=batch, samples=samples, kappa=kappa)

@@ -1,6 +1,6 @@
 """Algorithms with a table of gradients: PrivSGP-VR (the paper's Algorithm 1, SAGA) and PrivSGP-SAG.
 
-`init_table` fills the table at z⁰, `replace_entries` moves one batch's worth of entries, `saga_estimate` is lines 6-7.
+`Tabled` fills the table at z⁰, `replace_entries` moves one batch's worth of entries, `saga_estimate` is lines 6-7.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from pydantic import model_validator
 
 from privsgp.accounting.mechanisms import Mechanism, Sag, Saga
+from privsgp.algorithms.algorithm import Algorithm
 from privsgp.algorithms.block import Block, Drawn, Settings
 from privsgp.algorithms.push_sum import PushSum
 from privsgp.devices import at_once, device_of
@@ -59,62 +60,6 @@ class SagaOptions(_TableOptions):
         return self
 
 
-def init_table(block: Block, settings: Settings, z: Tensor) -> Table:
-    """Return the table at z⁰: every sample's clipped gradient there (the paper), or zeros.
-
-    The entries are never released as they are; only the noised mean is.
-    """
-    from privsgp.gradients.rounding import CHUNK
-    from privsgp.gradients.table import fill
-
-    table = empty_table(block, settings, z)
-    if settings.own(_TableOptions).table_init == "gradients":
-        samples = _samples(block, z)
-        _LOG.info("table: the gradients of %s samples at x⁰ come first", f"{sum(samples.tolist()):,}")
-        fill(table, _gradients(block, table, z), samples, rows=block.rows, chunk=CHUNK)
-    return table
-
-
-def _gradients(block: Block, table: Table, z: Tensor) -> Callable[[Tensor], PerSample]:
-    """Return the clipped gradients at z by the samples' rows, as the table keeps them."""
-    return lambda rows: block.gradients(z, Drawn(rows, rows < block.rows), table.prepared)
-
-
-def restore_table(block: Block, table: Table, z: Tensor) -> None:
-    """Make of a table that was read from a file what the accountant assumes: |t_j| ≤ G (1 + κ), mean = (1/J) Σ_j t_j.
-
-    With seeded noise there is nothing to protect, and the mean keeps its bits.
-    """
-    from privsgp.gradients.rounding import CHUNK
-    from privsgp.gradients.table import restore
-
-    like = _gradients(block, table, z)  # their factors show which form entries have; z does not matter
-    radius = block.mechanisms[0].radius
-    mean = restore(table, like, _samples(block, z), radius, rows=block.rows, chunk=CHUNK)
-    if block.exact:
-        table.mean.copy_(mean)
-
-
-def _samples(block: Block, z: Tensor) -> Tensor:
-    return torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)
-
-
-def empty_table(block: Block, settings: Settings, z: Tensor) -> Table:
-    """Return a table of zeros."""
-    from privsgp.gradients.table import make_table
-
-    o = settings.own(_TableOptions)
-    padding = torch.full((z.shape[0], 1), block.rows, device=z.device)
-    example = block.gradients(z, Drawn(padding, torch.zeros_like(padding, dtype=torch.bool)))
-    dtype: torch.dtype | None = None if o.table_dtype is None else getattr(torch, o.table_dtype)
-    if dtype == z.dtype:
-        dtype = None
-    return make_table(
-        o.table, example, block.rows, clip=settings.clip, difference_clip=getattr(o, "difference_clip", None),
-        dtype=dtype,
-    )  # fmt: skip
-
-
 def saga_estimate(block: Block, table: Table, z: Tensor, batch: list[Drawn]) -> Tensor:
     """SAGA's estimate, and its table moved on; [m, d].
 
@@ -143,26 +88,52 @@ def replace_entries(block: Block, table: Table, z: Tensor, batch: list[Drawn]) -
     return total
 
 
-class TablePushSum(PushSum):
-    """Push-sum whose estimate remembers one gradient for each sample."""
+class Tabled(Algorithm):
+    """An algorithm whose estimate remembers one gradient for each sample.
+
+    The entries are never released as they are; only the noised mean is.
+    """
 
     table: Table
 
     def begin(self, z: Tensor) -> None:
-        """Lines 1-3: ∇f_i(φ_ij; j) = ∇f_i(z_i⁰; j)."""
+        """Lines 1-3: ∇f_i(φ_ij; j) = ∇f_i(z_i⁰; j), every sample's clipped gradient at z⁰ (the paper), or zeros."""
+        from privsgp.gradients.table import fill, make_table
+
+        super().begin(z)
         vars(self).pop("table", None)  # a second table may not fit beside the first
-        self.table = init_table(self.block, self.settings, z)
+        block, o = self.block, self.settings.own(_TableOptions)
+        dtype = None if o.table_dtype is None else getattr(torch, o.table_dtype)
+        padding = torch.full((z.shape[0], 1), block.rows, device=z.device)
+        example = block.gradients(z, Drawn(padding, padding < block.rows))
+        clip, difference_clip = self.settings.clip, self.settings.difference_clip
+        self.table = make_table(o.table, example, block.rows, clip, difference_clip, dtype)
+        if o.table_init == "gradients":
+            _LOG.info("table: the gradients of %s samples at x⁰ come first", f"{int(block.samples.sum()):,}")
+            fill(self.table, self._gradients(z), block.samples, block.rows)
 
     def arrays(self) -> dict[str, Tensor]:
-        """Return the table."""
-        return self.table.arrays()
+        """Return the table too."""
+        return super().arrays() | self.table.arrays()
 
     def restored(self, z: Tensor) -> None:
-        """Keep the entries in the ball of radius G."""
-        restore_table(self.block, self.table, z)
+        """Make of a table from a file what the accountant assumes: |t_j| ≤ G (1 + κ), mean = (1/J) Σ_j t_j.
+
+        With seeded noise there is nothing to protect, and the mean keeps its bits.
+        """
+        from privsgp.gradients.table import restore
+
+        like = self._gradients(z)  # their factors show which form entries have; z does not matter
+        mean = restore(self.table, like, self.block.samples, self.block.rows, self.block.mechanisms[0].radius)
+        if self.block.exact:
+            self.table.mean.copy_(mean)
+
+    def _gradients(self, z: Tensor) -> Callable[[Tensor], PerSample]:
+        """Return the clipped gradients at z by the samples' rows, as the table keeps them."""
+        return lambda rows: self.block.gradients(z, Drawn(rows, rows < self.block.rows), self.table.prepared)
 
 
-class PrivSGPVR(TablePushSum):
+class PrivSGPVR(Tabled, PushSum):
     """PrivSGP-VR (the paper's Algorithm 1): PrivSGP with SAGA's variance reduction.
 
     With t_j the table's entry of sample j, C = 2G and θ = 1 for the paper's estimator, smaller C for clipped
@@ -182,7 +153,7 @@ class PrivSGPVR(TablePushSum):
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
         """(θ/b) Σ_{j∈B} clip(g_j − t_j, C) + (1/J) Σ_j t_j + N(0, σ²)."""
         return Saga(
-            sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa,
+            sigma=sigma, clip=settings.clip, batch=batch, samples=samples, kappa=kappa,
             difference_clip=settings.difference_clip, difference_scale=settings.difference_scale,
         )  # fmt: skip
 
@@ -191,7 +162,7 @@ class PrivSGPVR(TablePushSum):
         return saga_estimate(self.block, self.table, z, batch)
 
 
-class PrivSGPSAG(TablePushSum):
+class PrivSGPSAG(Tabled, PushSum):
     """PrivSGP-SAG: release the mean of the *updated* table.
 
         t_j ← clip_G(∇f_i(z_i; j))   for j ∈ B
@@ -209,9 +180,7 @@ class PrivSGPSAG(TablePushSum):
     @staticmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
         """(1/J) Σ_j t_j + N(0, σ²)."""
-        return Sag(
-            sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa
-        )
+        return Sag(sigma=sigma, clip=settings.clip, batch=batch, samples=samples, kappa=kappa)
 
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
         """G = (1/J) Σ_j t_j after the drawn entries were replaced."""

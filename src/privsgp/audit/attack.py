@@ -33,14 +33,14 @@ from scipy import stats
 from torch import Tensor
 from torch.func import functional_call
 
-from privsgp.algorithms import Block, Drawn, Exchange, Randomness, Release, State
+from privsgp.algorithms import Block, Drawn, Event, Exchange, Randomness, Release, State
 from privsgp.audit.statistics import group_sizes
 from privsgp.data import Dataset
 from privsgp.data.dataset import PersonRows
 from privsgp.devices import current
 from privsgp.engine.drive import drive
 from privsgp.engine.node_randomness import NodeRandomness
-from privsgp.engine.spec import refuse_coarser
+from privsgp.engine.spec import RunSpec, refuse_coarser
 from privsgp.errors import Refused
 from privsgp.gradients import Layout, PerSample, stack
 from privsgp.gradients.per_sample import Outer
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.accounting.pairwise import PairwiseCovariance
-    from privsgp.algorithms import Event
-    from privsgp.engine.spec import RunSpec
     from privsgp.randomness.noise import Normals
     from privsgp.runs.problem import Problem
 
@@ -92,8 +90,7 @@ class Attacked(Randomness):
         present[:, : canaries.count] = torch.from_numpy(canaries.present)
         self._taken = torch.zeros_like(present)
         block = _ZeroedOut(
-            mechanisms=spec.mechanisms, inputs=learning.inputs, targets=learning.targets,
-            weights=learning.weights, random=self,
+            mechanisms=spec.mechanisms, data=learning.data, random=self,
             gradient=of_samples(stack(self.model, learning.loss, learning.made_up(), rules=spec.rules), learning.rows),
             step_size=spec.step_size, present=present, taken=self._taken,
         )  # fmt: skip

@@ -132,6 +132,13 @@ def from_arrays(
     return with_classes(dataset, classes) if classes_known and task == "classification" else dataset
 
 
+def nobody(shape: Sequence[int], target: Sequence[int], classes: int | None, vocabulary: int | None = None) -> Dataset:
+    """Return a record of nobody: zeros, of the first class."""
+    x = np.zeros((1, *shape), np.float32 if vocabulary is None else np.int64)
+    y = np.zeros((1, *target), np.float32 if classes is None else np.int64)
+    return Dataset("nobody", x, y, None, None, classes, vocabulary=vocabulary)
+
+
 def with_tests(dataset: Dataset, x_test: Inputs, y_test: Targets) -> Dataset:
     """Return the data set with other test samples; refuse those that are not like the samples it learns from."""
     _refuse_shapes(dataset.name, "x", dataset.x, "x_test", x_test)
@@ -159,27 +166,25 @@ def pool(sites: Sequence[Dataset], name: str, classes: int | None) -> tuple[Data
         _refuse_shapes(site.name, "y", site.y, sites[0].name, sites[0].y)
     x, y = np.concatenate([s.x for s in sites]), np.concatenate([s.y for s in sites])
     rows = np.split(np.arange(len(x)), np.cumsum([len(s.x) for s in sites])[:-1])
-    pooled = Dataset(name, x, y, None, None, None, vocabulary=sites[0].vocabulary)
-    if len(known := [site.rows for site in sites if site.rows is not None]) == len(sites):
-        pooled = replace(pooled, rows=np.concatenate(known))
+    tested, persons = [site for site in sites if site.x_test is not None], None
+    x_test, y_test = (_joined([getattr(site, key) for site in tested]) for key in ("x_test", "y_test"))
     if len(whose := [site.persons for site in sites if site.persons is not None]) == len(sites):
-        weights = [persons.weights for persons in whose if persons.weights is not None]
-        every = PersonRows(
-            np.concatenate([persons.hashes for persons in whose]),
-            whose[0].most,
-            np.concatenate(weights) if weights else None,
-        )
-        pooled = replace(pooled, persons=every)
-    if tested := [(site.x_test, site.y_test) for site in sites if site.x_test is not None]:
-        pooled = replace(
-            pooled, x_test=np.concatenate([x for x, _ in tested]), y_test=np.concatenate([y for _, y in tested])
-        )
+        hashes, weights = (_joined([getattr(one, key) for one in whose]) for key in ("hashes", "weights"))
+        persons = PersonRows(hashes, whose[0].most, weights)
+    known = _joined([site.rows for site in sites])
+    pooled = Dataset(name, x, y, x_test, y_test, None, vocabulary=sites[0].vocabulary, rows=known, persons=persons)
     if y.dtype != np.int64:
         return pooled, rows
     pooled = _counted(pooled) if classes is None else replace(pooled, classes=classes)
     for site in sites:  # so that an error names the site's own file and row
         _refuse_outside(site, pooled.classes or 0)
     return pooled, rows
+
+
+def _joined(parts: Sequence[Array | None]) -> Any:  # noqa: ANN401 - an array, or None
+    """Return arrays as one; None if there is none, or if one of them is missing."""
+    known = [part for part in parts if part is not None]
+    return np.concatenate(known) if known and len(known) == len(parts) else None
 
 
 def array(given: object, key: str) -> Array:

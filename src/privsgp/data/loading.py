@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from privsgp.data import tables
-from privsgp.data.dataset import Dataset, Task, from_arrays, pool, with_classes, with_tests
+from privsgp.data.dataset import Dataset, Task, from_arrays, nobody, pool, with_classes, with_tests
 from privsgp.data.files import Found, read_npz
 from privsgp.data.hashes import hashes
 from privsgp.data.images import ImageOptions, class_folders, persons_of_images, read_bare_images, read_images
 from privsgp.data.persons import Named, PersonOptions, grouped, in_forms, named
 from privsgp.data.published import PUBLISHED, data_folder
 from privsgp.data.same_records import in_common
-from privsgp.data.schema import MISSING
+from privsgp.data.schema import MISSING, Schema
 from privsgp.data.tables import is_table
 from privsgp.data.text import ENDINGS as TEXTS
 from privsgp.data.text import TextOptions, read_texts
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from privsgp.data.dataset import Targets
     from privsgp.data.hashes import Hashes
-    from privsgp.data.schema import Schema
 
     Say = Callable[[str], None]
 
@@ -140,10 +138,10 @@ def by_person(dataset: Dataset, found: Named | None, options: PersonOptions) -> 
     if found is None:
         remedy = "leave data.person out, or bring a file that says it"
         raise Refused(f"{dataset.name} does not say whose its rows are", remedy)
-    most, made = options.rows_per_person, grouped(dataset, found, options)
-    cut = f"{dataset.name}: {made.cut:,} persons have more than {most} rows, and {most} of each are used"
-    forms = f"{dataset.name}: {in_forms(made.forms)}"
-    return made.dataset, [line for line, count in ((cut, made.cut), (forms, made.forms)) if count]
+    most, (made, cut_of, in_several) = options.rows_per_person, grouped(dataset, found, options)
+    cut = f"{dataset.name}: {cut_of:,} persons have more than {most} rows, and {most} of each are used"
+    forms = f"{dataset.name}: {in_forms(in_several)}"
+    return made, [line for line, count in ((cut, cut_of), (forms, in_several)) if count]
 
 
 def read_arrays(path: Path, form: Form, *, labelled: bool = True, own: bool = False) -> Found:
@@ -160,14 +158,9 @@ def read_arrays(path: Path, form: Form, *, labelled: bool = True, own: bool = Fa
         remedy = 'name it: [data.text] column = "text", from Python text={"column": "text"}'
         raise Refused(f"{path} has no column of texts", remedy)
     arrays: Any = read_npz(path, ("x", "y") if labelled else ("x",))
-    if form.persons is None or not labelled:
+    if (persons := form.persons if labelled else None) is None:
         return Found(**arrays)
-    return Found(**arrays, named=_named(path, form.persons))
-
-
-def _named(path: Path, persons: PersonOptions) -> Named:
-    """Read whose rows an .npz file has, when they are from and what they weigh."""
-    return named(read_npz(path, persons.columns, persons.columns), persons, MISSING, str(path))
+    return Found(**arrays, named=named(read_npz(path, persons.columns, persons.columns), persons, MISSING, str(path)))
 
 
 def _read_images(path: Path, form: Form, *, labelled: bool) -> Found:
@@ -189,10 +182,8 @@ def _needed(schema: Schema | None, where: str) -> Schema:
 
 
 def like(schema: Schema) -> Dataset:
-    """Return a record of nobody, with the shape that a schema gives: zeros, of the first class."""
-    shape = (1,) if schema.times is None else (1, len(schema.times))
-    y: Targets = np.zeros(shape, np.float32) if schema.classes is None else np.zeros(1, np.int64)
-    return Dataset("schema", np.zeros((1, schema.width), np.float32), y, None, None, schema.classes)
+    """Return a record of nobody, with the shape that a schema gives."""
+    return nobody((schema.width,), () if schema.times is None else (len(schema.times),), schema.classes)
 
 
 def with_test(dataset: Dataset, path: Path | None, form: Form) -> Dataset:

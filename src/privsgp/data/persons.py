@@ -151,16 +151,8 @@ def nameless(where: str, row: int, count: int) -> Refused:
     )
 
 
-class Grouped(NamedTuple):
-    """The rows that are used, ordered by person; how many persons have more rows, or more forms of an identifier."""
-
-    dataset: Dataset
-    cut: int
-    forms: int
-
-
-def grouped(dataset: Dataset, found: Named, options: PersonOptions) -> Grouped:
-    """Put the rows of each person together, and keep as many of them as are used.
+def grouped(dataset: Dataset, found: Named, options: PersonOptions) -> tuple[Dataset, int, int]:
+    """Return the rows that are used, ordered by person; and how many persons have more, or several forms of a name.
 
     Guarantee: which rows of a person are used, in which order and with which weights, depends on that person's rows and
     `options` alone.
@@ -187,7 +179,7 @@ def grouped(dataset: Dataset, found: Named, options: PersonOptions) -> Grouped:
     hashes = np.array([_hash(b"person", name.encode()) for name in known.tolist()], np.uint64)[back]
     weights = None if found.weights is None else _shares(found.weights[kept], np.flatnonzero(changes(names[kept])))
     taken = dataset.taken(kept, PersonRows(hashes, most, weights))
-    return Grouped(taken, int((rank == most).sum()), int((forms > 1).sum()))
+    return taken, int((rank == most).sum()), int((forms > 1).sum())
 
 
 def _shares(weights: NDArray[np.float64], starts: NDArray[np.intp]) -> NDArray[np.float32]:

@@ -19,8 +19,8 @@ from privsgp.data import dialect as dialects
 from privsgp.data import same_records, survival
 from privsgp.data.files import Found, refuse_vast
 from privsgp.data.hashes import row_hashes
-from privsgp.data.persons import BY_DATE, BY_WEIGHT, Named, nameless, repeats, warning
-from privsgp.data.schema import OTHER, WORDS, Category, Number, Survival, doubles
+from privsgp.data.persons import BY_DATE, BY_WEIGHT, Named, PersonOptions, nameless, repeats, warning
+from privsgp.data.schema import OTHER, WORDS, Category, Number, Scaled, Schema, Survival, doubles
 from privsgp.data.schema_text import column_line, toml_key, toml_value
 from privsgp.errors import Refused
 from privsgp.files import opened
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.data.dialect import Dialect
-    from privsgp.data.persons import PersonOptions
-    from privsgp.data.schema import Scaled, Schema
 
     Flags = NDArray[np.bool_]
     Floats = NDArray[np.float64]

@@ -121,29 +121,18 @@ class BudgetGuard:
         one that knows another message of its step has a commit of another life of the run.
         """
         for row, ledger in enumerate(self.ledgers):
-            if (noted := ledger.segment.next - 1) > k:
-                self._unsure = True
-                held = f"{self.folder.checkpoint} is of step {k}" if k >= 0 else f"{self.folder.checkpoint} is lost"
-                raise Refused(
-                    f"{held}, and {ledger.path} knows of step {noted}",
-                    "restore the run folder as it was when the run stopped: this one is a mixture",
-                )
-            digest = _digest(x[row]) if self._hashes else ""
-            if ledger.holds(k):
+            last, digest = ledger.segment.next - 1, _digest(x[row]) if self._hashes else ""
+            if last <= k and ledger.holds(k):
                 for step in range(ledger.next, k):  # local steps of the message: only what is made of them leaves
                     ledger.sent(step, "")
                 ledger.sent(k, digest)
-            elif digest and noted == k and ledger.segment.digest not in ("", short(digest)):
+            elif last != k or (digest and ledger.segment.digest not in ("", short(digest))):
                 self._unsure = True
+                knows = "has not paid for it" if last < k else f"knows of step {last} with another message"
+                held = f"{self.folder.checkpoint} holds a message of step {k}" if k >= 0 else "no checkpoint is there"
                 raise Refused(
-                    f"{self.folder.checkpoint} holds another message of step {k} than {ledger.path} knows of",
-                    "restore the run folder as it was when the run stopped: two messages of one step are two releases",
-                )
-            elif noted != k:
-                self._unsure = True
-                raise Refused(
-                    f"{self.folder.checkpoint} holds a message of step {k}, which {ledger.path} has not paid for",
-                    "restore the run folder as it was when the run stopped: only paid steps are sent",
+                    f"{held}, and {ledger.path} {knows}",
+                    "restore the run folder as it was when the run stopped: this one is a mixture",
                 )
 
     def record(self, number: int, x: Tensor, node: int | None = None) -> None:

@@ -56,9 +56,9 @@ class RunDriver:
                 self.guard.record(k, message)
             case Release(message, int(node), number):
                 self.guard.record(number, message[None], node)
-            case Exchange(x, w):
+            case Exchange() | Pushed():
                 self._sent += self.transport.messages(k) * self.transport.message_bytes
-                return self.transport.mix(k, x, w)
+                return self.transport.mix(k, *event) if isinstance(event, Exchange) else None
             case ToServer(messages, size):
                 mean = messages.mean(0, dtype=torch.float64).to(messages.dtype)
                 self._sent += len(messages) * (size + mean.nbytes)
@@ -67,8 +67,6 @@ class RunDriver:
                 x[i].add_(x[j]).div_(2)
                 x[j] = x[i]
                 self._sent += 2 * x[i].nbytes if i != j else 0
-            case Pushed():
-                self._sent += self.transport.messages(k) * self.transport.message_bytes
             case _:
                 raise TypeError(f"a step yielded {event!r}, which is no event of privsgp.algorithms.events")
         return None

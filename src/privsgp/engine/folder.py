@@ -173,15 +173,15 @@ class Folder:
         path.touch(0o600)
         _append(path, row)
 
-    def start_metrics(self, mark: dict[str, Any], *, up_to: int) -> list[dict[str, Any]]:
+    def start_metrics(self, *, simulation: bool, up_to: int) -> list[dict[str, Any]]:
         """Begin the metrics, or keep those of an earlier attempt up to a step; return the rows kept."""
         rows = [row for row in read_metrics(self.metrics) if row["step"] <= up_to]
-        self.write_metrics(rows, mark)
+        self.write_metrics(rows, simulation=simulation)
         return rows
 
-    def write_metrics(self, rows: list[dict[str, Any]], mark: dict[str, Any]) -> None:
-        """Write all evaluations anew; `mark` goes into the header."""
-        header = {"format": "privsgp-metrics", "version": METRICS_VERSION} | mark
+    def write_metrics(self, rows: list[dict[str, Any]], *, simulation: bool) -> None:
+        """Write all evaluations anew; the header warns of a simulation."""
+        header = {"format": "privsgp-metrics", "version": METRICS_VERSION, "simulation": simulation}
         write(self.metrics, "".join(json.dumps(line) + "\n" for line in [header, *rows]))
 
 

@@ -110,7 +110,6 @@ class Summary(_Measured):  # type: ignore[misc]
     version: Literal[1] = 1
     name: str
     simulation: bool
-    not_dp: str | None = None
     algorithm: str
     trust: str
     graph: str

@@ -76,13 +76,11 @@ class NodeRandomness(Randomness):
 
     def _passes(self, draws: Sequence[np.ndarray[Any, Any]]) -> list[Drawn]:
         """Lay draws into passes."""
-        passes = [rows for rows, _ in batches(draws, self.spec.slots, self._dummy, scattered=self.spec.scattered)]
+        passes = batches(draws, self.spec.slots, self._dummy, scattered=self.spec.scattered)
         for rows in passes:  # others' rows follow a node's own in memory, whoever says what J_i is
             if np.any((rows < 0) | ((rows >= self._samples) & (rows != self._dummy))):
                 raise RuntimeError("a sample was drawn that is not its node's")
-        return [Drawn(rows, rows != self._dummy) for rows in map(self._to_device, map(torch.from_numpy, passes))]
-
-    def _to_device(self, values: Tensor) -> Tensor:
-        """Copy to the device; from page-locked memory nobody has to wait for the copy."""
-        device = self.spec.device
-        return values.pin_memory().to(device, non_blocking=True) if device_of(device).has_cudnn else values
+        placed = list(map(torch.from_numpy, passes))
+        if device_of(self.spec.device).has_cudnn:  # from page-locked memory nobody has to wait for the copy
+            placed = [rows.pin_memory().to(self.spec.device, non_blocking=True) for rows in placed]
+        return [Drawn(rows, rows != self._dummy) for rows in placed]

@@ -67,9 +67,9 @@ class Learning:
     weights: Tensor | None = None  # of the rows of persons, [m, J + 1, rows]; None: all have the same
 
     @property
-    def _axes(self) -> int:
-        """How many axes come before a row's own."""
-        return 2 if self.rows == 1 else 3
+    def data(self) -> tuple[Tensor, ...]:
+        """The arrays that have a row for each sample."""
+        return tuple(t for t in (self.inputs, self.targets, self.weights) if t is not None)
 
     @property
     def places(self) -> int:
@@ -83,12 +83,12 @@ class Learning:
 
     def made_up(self) -> tuple[Tensor, Tensor]:
         """Return a few samples of the right shape and range that are nobody's, for the probe."""
-        rng = np.random.Generator(np.random.Philox(0))
-        size = (_MADE_UP, *self.inputs.shape[self._axes :])
+        rng, axes = np.random.Generator(np.random.Philox(0)), 2 if self.rows == 1 else 3
+        size = (_MADE_UP, *self.inputs.shape[axes:])
         x = torch.from_numpy(
             rng.standard_normal(size) if self.vocabulary is None else rng.integers(0, self.vocabulary, size)
         )
-        shape, real = (_MADE_UP, *self.targets.shape[self._axes :]), self.targets.is_floating_point()
+        shape, real = (_MADE_UP, *self.targets.shape[axes:]), self.targets.is_floating_point()
         y = torch.from_numpy(rng.standard_normal(shape) if real else np.arange(np.prod(shape)).reshape(shape) % 2)
         return x.to(self.targets.device, self.inputs.dtype), y.to(self.targets)
 
@@ -236,8 +236,7 @@ class RunSpec:
 
 def hidden_slots(spec: RunSpec) -> bool:
     """Tell whether ε counts on it that nobody knows who was drawn: the slots of the others must not show it."""
-    amplified = any(m.sampling == "poisson" and m.rate < 1 for m in spec.mechanisms)
-    return amplified and spec.algorithm.private and not spec.simulation
+    return any(m.amplified for m in spec.mechanisms) and spec.algorithm.private and not spec.simulation
 
 
 def refuse_coarser(spec: RunSpec) -> None:
@@ -252,11 +251,12 @@ def refuse_coarser(spec: RunSpec) -> None:
             f"κ = {counted:g} was counted, and this arithmetic has κ = {now:g}",
             "leave torch.backends.*.allow_tf32 as they are while a run is prepared and trained",
         )
-    emulated = device_of(spec.device).emulates_float64
-    if emulated and not spec.simulation:
+    if spec.simulation:
+        return
+    if emulated := device_of(spec.device).emulates_float64:
         raise Refused(f"{emulated} = {os.environ[emulated]!r}: cuBLAS may make up float64", "leave it unset")
     coarse = device_of(spec.device).coarsens_float32
-    if places > 1 and coarse and not spec.simulation:  # the exact way (`Positions`) counts the rounding of full float32
+    if places > 1 and coarse:  # the exact way (`Positions`) counts the rounding of full float32
         raise Refused(
             f"{coarse}: a CPU may multiply float32 in fewer bits", "leave it unset, or take float32_matmul 'highest'"
         )

@@ -17,10 +17,8 @@ import numpy as np
 import torch
 
 from privsgp.algorithms import Drawn, Pushed, Release, State
-from privsgp.algorithms.block import as_it_is
 from privsgp.algorithms.push_sum import PushSum
 from privsgp.devices import runs_on
-from privsgp.gradients.rules.ruled import Ruled
 from privsgp.randomness.noise import Keyed, Secure
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
     from privsgp.algorithms import Step
     from privsgp.algorithms.block import Direction, Kept
-    from privsgp.gradients import Stacked
     from privsgp.graph import Graph
 
     _Push = Callable[[int, State, Tensor, tuple[Tensor, Tensor, Tensor], Tensor, Tensor], None]
@@ -40,11 +37,6 @@ if TYPE_CHECKING:
 _MOST_SENDERS = 4
 _WARM_UP = 3
 _LOG = logging.getLogger(__name__)
-
-
-def execution(gradient: Stacked) -> Callable[[Direction, Kept], Direction]:
-    """Return how lines 6 and 7 are run on a GPU where all nodes are here: recorded, or as they are."""
-    return _Recorded if isinstance(gradient, Ruled) else as_it_is
 
 
 def chosen(algorithm: PushSum, graph: Graph, source: Keyed | Secure, x: Tensor) -> Callable[[int, State], Step]:
@@ -61,11 +53,9 @@ def chosen(algorithm: PushSum, graph: Graph, source: Keyed | Secure, x: Tensor) 
 
 def _suits(algorithm: PushSum, graph: Graph, x: Tensor) -> bool:
     """Tell whether `_OnDevice` can take the steps of an algorithm."""
-    if not runs_on(x) or x.dtype != torch.float32:
-        return False
-    if any(len(mechanism.kinds) > 1 for mechanism in algorithm.block.mechanisms):  # one σ for all steps
-        return False
-    if graph.period is None or type(algorithm).step is not PushSum.step or algorithm.block.update_rule is not None:
+    block, one_sigma = algorithm.block, all(len(m.kinds) == 1 for m in algorithm.block.mechanisms)  # for all steps
+    plain = type(algorithm).step is PushSum.step and block.update_rule is None and graph.period is not None
+    if not (runs_on(x) and x.dtype == torch.float32 and one_sigma and plain and graph.period):
         return False
     return all(np.bincount(graph.edges(k).target).max() <= _MOST_SENDERS for k in range(graph.period))
 
@@ -122,7 +112,7 @@ def _secret(algorithm: PushSum, source: Secure, like: Tensor) -> _Push:
     return push
 
 
-class _Recorded:
+class Recorded:
     """A direction as a CUDA graph, for batches of one pass and for as long as its memory stays in place.
 
     A graph keeps the memory of a step for itself. If this does not fit into memory together with a step of two passes,

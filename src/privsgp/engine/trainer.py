@@ -24,7 +24,7 @@ from privsgp.engine.evaluate import Evaluator, average
 from privsgp.engine.groups import Group, one_at_a_time, same_in_slots, split, together
 from privsgp.engine.node_randomness import NodeRandomness
 from privsgp.engine.spec import hidden_slots, refuse_coarser
-from privsgp.engine.step import chosen, execution
+from privsgp.engine.step import Recorded, chosen
 from privsgp.engine.stopping import Stopping
 from privsgp.errors import Diverged, Interrupted
 from privsgp.gradients import Layout, stack
@@ -67,7 +67,6 @@ class Outcome:
     seconds: float
     bytes_sent: int
     releases: list[int]  # of all nodes
-    faults: dict[str, Any] | None = None
     measured: dict[str, Any] = field(default_factory=dict)  # metrics of the final model, where they may be seen
     gradients: str | None = None  # how they were computed, in words
 
@@ -106,7 +105,7 @@ class Trainer:
         current(spec.device)
         refuse_coarser(spec)
         k, spent = self._begin()
-        rows = self._start_metrics(k)
+        rows = [] if self.world.rank else self.folder.start_metrics(simulation=spec.simulation, up_to=k)
         with self.stopping, self.budget_guard:
             self._recover()
             while k < spec.steps and self.budget_guard.reserve(k):
@@ -167,7 +166,7 @@ class Trainer:
         mixed = self.spec.final_model.final_mixing or k < self.spec.steps  # since the last row
         if s is not None and (not rows or rows[-1]["step"] != k or not self.transport.local or mixed):
             rows = [row for row in rows if row["step"] < k] + [self.evaluator.measured(k, seconds, s)]
-            self.folder.write_metrics(rows, self._mark)
+            self.folder.write_metrics(rows, simulation=self.spec.simulation)
             self._refuse_nonsense(k, rows[-1])
         return Outcome(
             state=final,
@@ -177,7 +176,6 @@ class Trainer:
             seconds=seconds,
             bytes_sent=sum(self.world.all_gather(self.driver.bytes_sent, Whole)),
             releases=self.world.all_gather_nodes(self.budget_guard.releases(), Whole, self.spec.nodes),
-            faults=self.transport.report(),
             measured={} if s is None else self.evaluator.final(k, s),
             gradients=self.algorithm.block.gradient.how,
         )
@@ -198,17 +196,6 @@ class Trainer:
 
     def _start(self) -> State:
         return State.start(self.layout.flatten(self.model), len(self.spec.here))
-
-    def _start_metrics(self, k: int) -> list[dict[str, Any]]:
-        """Begin the metrics, or go on with those of an earlier attempt; they are kept by the first process."""
-        if self.world.rank:
-            return []
-        return self.folder.start_metrics(self._mark, up_to=k)
-
-    @property
-    def _mark(self) -> dict[str, Any]:
-        """A warning for readers of the metrics."""
-        return {"simulation": self.spec.simulation}
 
     def _begin(self) -> tuple[int, float]:
         """Return (steps done, seconds spent): from the last checkpoint that all processes have, or from x⁰."""
@@ -278,7 +265,7 @@ class Trainer:
         """Return the algorithms of the nodes here: one for all, or on a CPU one for each core."""
         spec, loss, gradient = self.spec, self.spec.learning.loss, self.gradient
         several = self.transport.local and self.update_rule is None
-        slices = self._split(gradient) if several else [slice(0, len(spec.here))]
+        slices = split(spec, gradient) if several else [slice(0, len(spec.here))]
         if len(slices) == 1:
             block = self._block(spec, gradient, self.randomness)
             return [Group(slices[0], spec.algorithm(block, spec.settings))]
@@ -290,9 +277,6 @@ class Trainer:
             groups.append(Group(nodes, spec.algorithm(block, spec.settings)))
         return groups
 
-    def _split(self, gradient: Stacked) -> list[slice]:
-        return split(self.spec, gradient)
-
     def _in_groups(self, work: Callable[[Group], None]) -> None:
         """Do some work for each group, in a thread of its own; torch has all threads where there is one group."""
         if len(self.groups) > 1:
@@ -303,14 +287,12 @@ class Trainer:
     def _block(self, spec: RunSpec, gradient: Stacked, randomness: NodeRandomness) -> Block:
         return Block(
             mechanisms=spec.mechanisms,
-            inputs=spec.learning.inputs,
-            targets=spec.learning.targets,
-            weights=spec.learning.weights,
+            data=spec.learning.data,
             gradient=gradient,
             random=randomness,
             step_size=spec.step_size,
             update_rule=self.update_rule,
-            recorded=execution(gradient) if self._on_gpu else as_it_is,
+            recorded=Recorded if self._on_gpu and isinstance(gradient, Ruled) else as_it_is,
         )
 
     def _update_rule(self) -> UpdateRule | None:

@@ -118,10 +118,9 @@ def make(
     `like` names the made-up images that whitening is measured on; None: there is no whitening.
     """
     image = _image(SCATTERING, shape)
-    bare = FeatureMap(Scattering(*image[1:], scales=SCALES), mirror=mirror)
-    if like is not None:
-        bare.whitening = Whitening(*_measured(image, seed, MADE_UP, like, components, power, mirror))
-    return bare
+    measured = None if like is None else _measured(image, seed, MADE_UP, like, components, power, mirror)
+    whitening = None if measured is None else Whitening(*measured)
+    return FeatureMap(Scattering(*image[1:], scales=SCALES), mirror=mirror, whitening=whitening)
 
 
 @lru_cache(maxsize=4)  # it takes seconds

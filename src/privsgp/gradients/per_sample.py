@@ -160,21 +160,14 @@ class PerSample:
         self.unclipped = unclipped
         self.factor: Tensor | None = None  # [m, b], what the clip multiplied by
 
-    @property
-    def models(self) -> int:
-        """The number m of models in the block."""
-        return len(self.pieces[0].delta)
-
-    @property
-    def dim(self) -> int:
-        """The paper's d."""
-        return sum(p.size for p in self.pieces)
-
     def norm(self) -> Tensor:
         """Return ‖g_j‖ over all layers, [m, b], in float64 (float32 squares overflow at 1.8e19)."""
-        return norm(self.pieces, exact=self.exact)
+        total = self.pieces[0].squared_norm(exact=self.exact)
+        for piece in self.pieces[1:]:
+            total = total + piece.squared_norm(exact=self.exact)
+        return total.sqrt()
 
-    def clip_(self, radius: float, mask: Tensor, *, exact: bool | None = None) -> None:
+    def clip_(self, radius: float, mask: Tensor | None = None, *, exact: bool | None = None) -> None:
         """Scale every gradient into the ball of `radius`; samples outside `mask` count as 0.
 
         From now on they are `exact`, if that is given.
@@ -187,11 +180,21 @@ class PerSample:
         Assumes: the data are finite. (An input that is the data is not zeroed along with δ: 0 · inf would be NaN.)
         """
         self.exact = self.exact if exact is None else exact
-        self.factor = clip_pieces_(self.pieces, radius, mask, exact=self.exact)
+        length = self.norm()
+        kept = length.isfinite() if mask is None else length.isfinite() & mask
+        factor = (radius / length).clamp(max=1)
+        least = torch.finfo(self.pieces[0].delta.dtype).tiny  # smaller ones have few bits
+        self.factor = factor.where(kept & (factor >= least), 0.0)
+        for piece in self.pieces:
+            piece.scale_(self.factor)
 
     def sum(self) -> Tensor:
-        """Return Σ_j g_j for each model, [m, d]."""
-        return sum_pieces(self.pieces, exact=self.exact)
+        """Return Σ_j g_j for each model, all layers side by side, [m, d]; see `Piece`."""
+        first, sizes = self.pieces[0].delta, [piece.size for piece in self.pieces]
+        out = first.new_empty(len(first), sum(sizes), dtype=torch.float64 if self.exact else None)
+        for piece, columns in zip(self.pieces, torch.split(out, sizes, 1), strict=True):
+            piece.sum_into(columns, exact=self.exact)
+        return out
 
     def wide(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
         """Return pieces of these samples in the precision in which they are subtracted."""
@@ -200,13 +203,6 @@ class PerSample:
     def dense(self) -> Tensor:
         """Return the plain gradients, [m, b, d]: for references and small models."""
         return torch.cat([p.dense() for p in self.pieces], -1)
-
-
-def minus(g: PerSample, h: PerSample) -> PerSample:
-    """Return g_j − h_j for the same samples: by factors where those add up, plain elsewhere."""
-    pairs = zip(g.wide(g.pieces), h.wide(h.pieces), strict=True)
-    pieces = [replace(a, delta=a.delta - b.delta) if linear(a) else Plain(a.dense() - b.dense()) for a, b in pairs]
-    return PerSample(pieces, exact=g.exact)
 
 
 def linear(piece: Piece) -> bool:
@@ -227,38 +223,6 @@ def kept_numbers(piece: Piece) -> int:
 def smaller(piece: Piece) -> Piece:
     """Return the gradients in their smaller form: as factors, or multiplied out."""
     return piece if kept_numbers(piece) < piece.size else Plain(piece.dense())
-
-
-def norm(pieces: Sequence[Piece], *, exact: bool = False) -> Tensor:
-    """Return the norm over all pieces, [m, b], in float64."""
-    total = pieces[0].squared_norm(exact=exact)
-    for piece in pieces[1:]:
-        total = total + piece.squared_norm(exact=exact)
-    return total.sqrt()
-
-
-def clip_pieces_(pieces: Sequence[Piece], radius: float, mask: Tensor | None = None, *, exact: bool = False) -> Tensor:
-    """Scale every sample's pieces, by one factor, into the ball of `radius`; see `PerSample.clip_`.
-
-    Return the factors, [m, b].
-    """
-    length = norm(pieces, exact=exact)
-    kept = length.isfinite() if mask is None else length.isfinite() & mask
-    factor = (radius / length).clamp(max=1)
-    least = torch.finfo(pieces[0].delta.dtype).tiny  # smaller ones have few bits
-    factor = factor.where(kept & (factor >= least), 0.0)
-    for piece in pieces:
-        piece.scale_(factor)
-    return factor
-
-
-def sum_pieces(pieces: Sequence[Piece], *, exact: bool = False) -> Tensor:
-    """Return the sum over the samples of a batch, all layers side by side, [m, d]; see `Piece`."""
-    first, sizes = pieces[0].delta, [piece.size for piece in pieces]
-    out = first.new_empty(len(first), sum(sizes), dtype=torch.float64 if exact else None)
-    for piece, columns in zip(pieces, torch.split(out, sizes, 1), strict=True):
-        piece.sum_into(columns, exact=exact)
-    return out
 
 
 def squared_norm(v: Tensor) -> Tensor:

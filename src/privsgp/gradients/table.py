@@ -25,14 +25,14 @@ from privsgp.gradients.per_sample import (
     Piece,
     Plain,
     broadcast,
-    clip_pieces_,
     gather,
     in_float64,
     kept_numbers,
     linear,
     numbered,
-    sum_pieces,
+    smaller,
 )
+from privsgp.gradients.rounding import CHUNK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -78,6 +78,8 @@ class Table:
         self.mean = first.new_zeros(len(first), sum(piece.size for piece in like), dtype=torch.float64)
         fewer_bits = dtype is not None and dtype != first.dtype
         self.scale = first.new_zeros(len(first), samples + 1) if fewer_bits else None
+        if fewer_bits and difference_clip is not None:
+            raise ValueError("a rounded entry may move by more than the difference clip")
 
     def prepared(self, g: PerSample) -> PerSample:
         """Multiply out what is kept plain, and round what is kept in fewer bits, before it is clipped.
@@ -108,10 +110,10 @@ class Table:
             new = self._towards(g.wide(old), g.wide(new), self.difference_clip)
         self._store(rows, new, g)
         changes = [_minus(*g.wide([n, o])) if self._subtracted(n, g) else n for n, o in zip(new, old, strict=True)]
-        total = sum_pieces(changes, exact=g.exact)
+        total = PerSample(changes, exact=g.exact).sum()
         for piece, columns in zip(old, torch.split(total, [piece.size for piece in old], 1), strict=True):
             if not self._subtracted(piece, g):
-                columns.sub_(sum_pieces([piece], exact=g.exact))
+                columns.sub_(PerSample([piece], exact=g.exact).sum())
         return total
 
     def _subtracted(self, piece: Piece, g: PerSample) -> bool:
@@ -124,7 +126,7 @@ class Table:
     def _sum(self, pieces: Sequence[Piece], g: PerSample) -> Tensor:
         """Return the sum of entries, to the bits that `replace` takes out again: where it subtracts, in float64."""
         wide = [in_float64(p) if g.exact and self._subtracted(p, g) else p for p in pieces]
-        return sum_pieces(wide, exact=g.exact)
+        return PerSample(wide, exact=g.exact).sum()
 
     def _like_parts(self, g: PerSample) -> Sequence[Piece]:
         """Return the gradients in the form that is stored here."""
@@ -162,9 +164,9 @@ class Table:
     def _towards(self, old: Sequence[Piece], new: Sequence[Piece], C: float) -> Sequence[Piece]:
         """Return t_j + clip(g_j − t_j, C) as it can be kept, back in the ball of radius G if rounding left it."""
         c = [_minus(n, o) for n, o in zip(new, old, strict=True)]
-        clip_pieces_(c, C)
+        PerSample(c).clip_(C)
         moved = [replace(o, delta=o.delta + d.delta) for o, d in zip(old, c, strict=True)]
-        clip_pieces_(moved, self.clip)
+        PerSample(moved).clip_(self.clip)
         return self._rounded(moved)
 
     def _rounded(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
@@ -181,7 +183,8 @@ class Table:
         inside = PerSample(self._entries(rows, like), exact=g.exact).norm() <= radius  # not finite: not inside
         for name, a in self.arrays().items():
             if name != "mean":
-                _clear(a, rows.where(~inside, a.shape[1] - 1))
+                outside = numbered(a, rows.where(~inside, a.shape[1] - 1))
+                a.flatten(0, 1).index_fill_(0, outside.flatten(), 0)
         return self._sum(self._entries(rows, like), g)
 
     def arrays(self) -> Factors:
@@ -200,29 +203,19 @@ def _kept(factor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
 
 
 def make_table(
-    kind: Kind,
-    example: PerSample,
-    samples: int,
-    *,
-    clip: float,
-    difference_clip: float | None = None,
+    kind: Kind, example: PerSample, samples: int, clip: float, difference_clip: float | None = None,
     dtype: torch.dtype | None = None,
-) -> Table:
+) -> Table:  # fmt: skip
     """Return a table of zeros for `samples` samples a node, for gradients shaped like `example`.
 
     With clipped differences an entry is a mixture of several gradients of a sample, which has factors only where a
     layer's input never changes; other layers then keep plain gradients.
     `dtype` is what numbers are rounded to, the gradients' own if None.
     """
-    if dtype is not None and difference_clip is not None:
-        raise ValueError("a rounded entry may move by more than the difference clip")
     whole: Sequence[Piece] = [Plain(example.dense())] if kind == "dense" else example.pieces
-    pieces = [piece if _smaller_as_factors(piece, difference_clip) else Plain(piece.dense()) for piece in whole]
+    pieces = [p if difference_clip is None or linear(p) else Plain(p.dense()) for p in whole]
+    pieces = [smaller(piece) for piece in pieces]
     return Table(pieces, samples, clip, difference_clip, dtype)
-
-
-def _smaller_as_factors(piece: Piece, difference_clip: float | None) -> bool:
-    return kept_numbers(piece) < piece.size and (difference_clip is None or linear(piece))
 
 
 def _device(pieces: Sequence[Piece], samples: int, dtype: torch.dtype | None) -> torch.device:
@@ -234,18 +227,18 @@ def _device(pieces: Sequence[Piece], samples: int, dtype: torch.dtype | None) ->
     return _table_device(len(first) * (samples + 1) * entry, words, first.device)
 
 
-def fill(table: Table, gradients: Gradients, samples: Tensor, *, rows: int, chunk: int) -> None:
+def fill(table: Table, gradients: Gradients, samples: Tensor, rows: int, chunk: int = CHUNK) -> None:
     """Set every entry to its sample's clipped gradient at x⁰ (the paper's lines 1-3), and the mean with it.
 
-    `gradients(index)` returns the clipped gradients of the samples `index` [m, chunk]; `samples` [m] holds J_i.
+    `gradients(index)` returns the clipped gradients of the samples `index` [m, chunk]; `samples` [m, 1] holds J_i.
     """
     table.mean.zero_()  # its memory serves for the sum
-    for index in _every(samples, rows, chunk):
+    for index in every(samples, rows, chunk):
         table.mean += table.set(index, gradients(index))
-    table.mean /= samples[:, None]
+    table.mean /= samples
 
 
-def restore(table: Table, gradients: Gradients, samples: Tensor, radius: float, *, rows: int, chunk: int) -> Tensor:
+def restore(table: Table, gradients: Gradients, samples: Tensor, rows: int, radius: float) -> Tensor:
     """Let all that a file may hold and a table may not count as 0; return the mean of its entries, [m, d].
 
     Guarantee: every entry is in the ball of `radius`, and the row that belongs to no sample is 0. An entry outside is
@@ -256,16 +249,16 @@ def restore(table: Table, gradients: Gradients, samples: Tensor, radius: float, 
         if name != "mean":
             a[:, -1] = 0
     total = torch.zeros_like(table.mean)
-    for index in _every(samples, rows, chunk):
+    for index in every(samples, rows):
         total += table.keep_within(radius, index, gradients)
-    return total.div_(samples[:, None])
+    return total.div_(samples)
 
 
-def _every(samples: Tensor, rows: int, chunk: int) -> Iterator[Tensor]:
+def every(samples: Tensor, rows: int, chunk: int = CHUNK) -> Iterator[Tensor]:
     """Yield the numbers of all samples [m, chunk]; the padding row's where a node has no more."""
     for start in range(0, rows, chunk):
-        index = torch.arange(start, start + chunk, device=samples.device).clamp(max=rows).expand(len(samples), chunk)
-        yield index.where(index < samples[:, None], rows)
+        index = torch.arange(start, start + chunk, device=samples.device).clamp(max=rows)
+        yield index.where(index < samples, rows)
 
 
 def _table_device(size: int, words: str, device: torch.device) -> torch.device:
@@ -310,8 +303,3 @@ def scatter(table: Tensor, rows: Tensor, value: Tensor) -> None:
     if value.stride(0) < value.stride(1):
         order, value = order.t(), value.transpose(0, 1)
     table.flatten(0, 1).index_copy_(0, order.flatten(), value.flatten(0, 1).to(table.device))
-
-
-def _clear(table: Tensor, rows: Tensor) -> None:
-    """table[i, rows[i, j]] = 0."""
-    table.flatten(0, 1).index_fill_(0, numbered(table, rows).flatten(), 0)

@@ -2,8 +2,8 @@
 
 from privsgp.graph.assumptions import check, check_symmetric
 from privsgp.graph.given import described
-from privsgp.graph.sequences import GRAPHS, NAMES, Edges, EveryFew, Graph, make, unconnected
+from privsgp.graph.sequences import GRAPHS, NAMES, Edges, Graph, every_few, make, unconnected
 
 __all__ = [
-    "GRAPHS", "NAMES", "Edges", "EveryFew", "Graph", "check", "check_symmetric", "described", "make", "unconnected",
+    "GRAPHS", "NAMES", "Edges", "Graph", "check", "check_symmetric", "described", "every_few", "make", "unconnected",
 ]  # fmt: skip

@@ -6,9 +6,8 @@ At a step a node sends shares of what it holds, and keeps what it does not send:
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache, partial
 from itertools import permutations
 from math import isqrt
 from typing import TYPE_CHECKING, Annotated, Any
@@ -74,20 +73,18 @@ def uniform(nodes: int, source: ArrayLike, target: ArrayLike) -> Edges:
     )  # fmt: skip
 
 
-class Graph(ABC):
+@dataclass(frozen=True, eq=False)
+class Graph:
     """The paper's sequence of directed graphs G^k on `nodes` nodes; `period` is None when it never repeats."""
 
     name: str
     nodes: int
+    period: int | None  # steps after which the sequence starts again
+    at: Callable[[int], Edges]  # the edges of each step of a period
 
-    @property
-    @abstractmethod
-    def period(self) -> int | None:
-        """Steps after which the sequence starts again."""
-
-    @abstractmethod
     def edges(self, k: int) -> Edges:
         """The shares that nodes send at step `k`."""
+        return self.at(k if self.period is None else k % self.period)
 
     def matrix(self, k: int) -> NDArray[np.float64]:
         """P^k as a dense matrix: entry [i, j] is the share that i receives from j; columns sum to one."""
@@ -110,57 +107,23 @@ class Graph(ABC):
         return tuple(int(j) for j in edges.target[edges.source == i] if j != i)
 
 
-@dataclass(frozen=True, eq=False)
-class _Cyclic(Graph):
-    """A graph that goes through `phases` over and over; a graph that never changes has one phase."""
-
-    name: str
-    nodes: int
-    phases: tuple[Edges, ...]
-
-    @property
-    def period(self) -> int:
-        """Steps after which the sequence starts again."""
-        return len(self.phases)
-
-    def edges(self, k: int) -> Edges:
-        """The shares that nodes send at step `k`."""
-        return self.phases[k % len(self.phases)]
+def cyclic(name: str, nodes: int, phases: Sequence[Edges]) -> Graph:
+    """Return a graph that goes through `phases` over and over; a graph that never changes has one phase."""
+    return Graph(name, nodes, len(phases), phases.__getitem__)
 
 
-@dataclass(frozen=True, eq=False)
-class EveryFew(Graph):
-    """A graph whose edges nodes use at every `every`-th step, one after the other; at the others each is by itself."""
+def every_few(base: Graph, every: int) -> Graph:
+    """Return a graph that nodes use at every `every`-th step; at the other steps each node is by itself."""
+    alone = _to_hops(base.nodes, [0])
 
-    base: Graph
-    every: int
+    def edges(k: int) -> Edges:
+        message, before = divmod(k + 1, every)
+        return alone if before else base.edges(message - 1)
 
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """That of the graph."""
-        return self.base.name
-
-    @property
-    def nodes(self) -> int:  # type: ignore[override]
-        """Those of the graph."""
-        return self.base.nodes
-
-    @property
-    def period(self) -> int | None:
-        """Steps after which the sequence starts again."""
-        return None if self.base.period is None else self.base.period * self.every
-
-    def edges(self, k: int) -> Edges:
-        """The shares that nodes send at step `k`: those of a message, or all to itself."""
-        message, before = divmod(k + 1, self.every)
-        return self._alone if before else self.base.edges(message - 1)
-
-    @cached_property
-    def _alone(self) -> Edges:
-        return _to_hops(self.nodes, [0])
+    return Graph(base.name, base.nodes, None if base.period is None else base.period * every, edges)
 
 
-class GivenOptions(Options):
+class _GivenOptions(Options):
     """Shares of one's own; a node keeps what it does not send."""
 
     shares: list[list[Annotated[list[float], Field(min_length=3, max_length=3)]]] = option(
@@ -182,14 +145,14 @@ def make(name: str, nodes: int, *, seed: int = 0, degree: int = 1, shares: Steps
     if nodes < 1:
         raise Refused(f"nodes = {nodes} is below 1", "give a network at least one node")
     if name == "random":
-        return _Random(nodes, degree, seed)
+        return _random(nodes, degree, seed)
     if name == "given":
         if not shares:
             raise Refused("graph.name = 'given' needs graph.shares", "write, for example, [[[0, 1, 0.5], [1, 0, 0.5]]]")
-        return _Cyclic(name, nodes, tuple(_given(nodes, step) for step in shares))
+        return cyclic(name, nodes, tuple(_given(nodes, step) for step in shares))
     if name not in _CYCLIC:
         raise Refused(f"graph.name = {name!r} is not known", f"use one of {', '.join(NAMES)}")
-    return _Cyclic(name, nodes, _CYCLIC[name](nodes))
+    return cyclic(name, nodes, _CYCLIC[name](nodes))
 
 
 def _given(nodes: int, step: Sequence[Sequence[float]]) -> Edges:
@@ -210,7 +173,7 @@ def _given(nodes: int, step: Sequence[Sequence[float]]) -> Edges:
 
 def unconnected(name: str, nodes: int) -> Graph:
     """Nodes that send each other nothing: they are alone, or talk to a server."""
-    return _Cyclic(name, nodes, (_to_hops(nodes, [0]),))
+    return cyclic(name, nodes, (_to_hops(nodes, [0]),))
 
 
 def _to_hops(nodes: int, hops: Iterable[int]) -> Edges:
@@ -243,34 +206,16 @@ def _rows(nodes: int) -> int:
     return max(side for side in range(1, isqrt(nodes) + 1) if nodes % side == 0)
 
 
-@dataclass(frozen=True)
-class _Random(Graph):
+def _random(nodes: int, degree: int, seed: int) -> Graph:
     """At each step every node picks `degree` distinct others uniformly; receivers differ, so push-sum is at work.
 
     Keyed by (`seed`, step) alone: any process, at any time, gets the same edges.
     """
-
-    nodes: int
-    degree: int = 1
-    seed: int = 0
-    name: str = "random"
-
-    def __post_init__(self) -> None:
-        if self.degree < 1 or self.degree >= max(self.nodes, 2):
-            raise Refused(
-                f"graph.degree = {self.degree} with nodes = {self.nodes}", f"use 1 … {max(self.nodes - 1, 1)}"
-            )
-        if not 0 <= self.seed < 2**256:
-            raise Refused(f"seed = {self.seed} is negative, or too large", "use a whole number from 0 to 2^256 − 1")
-
-    @property
-    def period(self) -> None:
-        """It never repeats."""
-        return
-
-    def edges(self, k: int) -> Edges:
-        """The shares that nodes send at step `k`."""
-        return _random_edges(self.nodes, self.degree, self.seed, k)
+    if not 1 <= degree < max(nodes, 2):
+        raise Refused(f"graph.degree = {degree} with nodes = {nodes}", f"use 1 … {max(nodes - 1, 1)}")
+    if not 0 <= seed < 2**256:
+        raise Refused(f"seed = {seed} is negative, or too large", "use a whole number from 0 to 2^256 − 1")
+    return Graph("random", nodes, None, partial(_random_edges, nodes, degree, seed))
 
 
 @lru_cache(maxsize=64)
@@ -292,5 +237,5 @@ _CYCLIC: dict[str, Callable[[int], tuple[Edges, ...]]] = {
     "complete": lambda nodes: (_to_hops(nodes, range(nodes)),),
     "torus": _torus,
 }
-GRAPHS: dict[str, type[Options]] = dict.fromkeys(_CYCLIC, Options) | {"random": RandomOptions, "given": GivenOptions}
+GRAPHS: dict[str, type[Options]] = dict.fromkeys(_CYCLIC, Options) | {"random": RandomOptions, "given": _GivenOptions}
 NAMES = (*_CYCLIC, "random")  # those that need no shares

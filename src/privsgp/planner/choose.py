@@ -18,14 +18,12 @@ import torch
 
 from privsgp.accounting.calibration import C2, gaussian_shift, rough_sigma
 from privsgp.accounting.mechanisms import SampledMean
-from privsgp.algorithms import ALGORITHMS
-from privsgp.planner import theorems
-from privsgp.planner.noise import Method, Network, NoiseNeeded
+from privsgp.algorithms import ALGORITHMS, Settings
+from privsgp.planner.noise import Budget, Method, Network, NoiseNeeded
 from privsgp.planner.rehearsal import TIE, Rehearsal, RehearsalSpec
-from privsgp.planner.theorems import Constants
 
 if TYPE_CHECKING:
-    from privsgp.algorithms import Settings
+    from collections.abc import Sequence
 
 LENGTHS = (1024, 2048, 4096)  # K to choose from; on scikit-learn's digits accuracy still rises up to about 500
 NEARLY = 1.05  # noise this much above the least is not worth more steps
@@ -104,7 +102,7 @@ class Planner:
     def published_steps(self, clip: float) -> int:
         """Return Corollary 1's K, for the published accountant."""
         n = self.network
-        found = theorems.best_steps(self.constants, self.rehearsal.layout.dim, clip, n.budgets, n.samples, C2)
+        found = best_steps(self.constants, self.rehearsal.layout.dim, clip, n.budgets, n.samples, C2)
         return max(1, round(found))
 
     def spec(self, noise: NoiseNeeded, steps: int) -> RehearsalSpec:
@@ -172,3 +170,34 @@ def constants(rehearsal: Rehearsal, clip: float, distance: float, samples: float
     outputs = rehearsal.outputs(rehearsal.x0, rehearsal.runs[0].x)
     loss = float(rehearsal.loss(outputs, rehearsal.runs[0].y).double().mean())
     return Constants(max(1e-6, *bends), loss, heterogeneity, float(rehearsal.x0.double().square().sum()))
+
+
+# Corollary 1 of the paper, in its letters: n nodes with J samples each, d parameters, K steps, and G, a bound on one
+# sample's gradient.
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The constants of the bound: L, F⁰ = f(x⁰) − f*, and the *squared* b² (Assumption 5) and ‖x⁰‖²."""
+
+    smoothness: float
+    gap: float
+    heterogeneity: float
+    norm: float
+
+    @property
+    def start(self) -> float:
+        """13F⁰ + 6L‖x⁰‖² + 18Lb²: what the bound would be made of without noise."""
+        return 13 * self.gap + 6 * self.smoothness * self.norm + 18 * self.smoothness * self.heterogeneity
+
+
+def hardness(budgets: Sequence[Budget], J: Sequence[float]) -> float:
+    """Σ_i ln(1/δ_i) / (ε_i J_i)²: what all budgets together ask for. The paper has one J and takes it out."""
+    return math.fsum(math.log(1 / delta) / (epsilon * j) ** 2 for (epsilon, delta), j in zip(budgets, J, strict=True))
+
+
+def best_steps(
+    constants: Constants, d: int, G: float, budgets: Sequence[Budget], J: Sequence[float], c2: float
+) -> float:
+    """Corollary 1: K = (13F⁰ + 6L‖x⁰‖² + 18Lb²) J² n / (216 L d c₂² G² Σ ln(1/δ_i)/ε_i²)."""
+    return constants.start * len(budgets) / (216 * constants.smoothness * d * (c2 * G) ** 2 * hardness(budgets, J))

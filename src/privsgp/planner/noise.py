@@ -15,20 +15,19 @@ from privsgp import plugins
 from privsgp.accounting import calibration
 from privsgp.accounting.compound import PersonLevel, Shared
 from privsgp.accounting.curve import Gaussian
-from privsgp.accounting.mechanisms import nominal
-from privsgp.accounting.sharing import solve
-from privsgp.algorithms import ALGORITHMS
+from privsgp.accounting.mechanisms import Accountant, Mechanism, Relation, nominal
+from privsgp.accounting.sharing import Sharing, solve
+from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.algorithms.update_rule import node_weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from privsgp.accounting.mechanisms import Accountant, Mechanism, Relation
     from privsgp.accounting.pairwise import PairwiseCovariance
-    from privsgp.accounting.sharing import Sharing
-    from privsgp.algorithms import Settings
     from privsgp.algorithms.update_rule import Weights
-    from privsgp.planner.theorems import Budget
+
+
+Budget = tuple[float, float]  # (ε_i, δ_i)
 
 
 @dataclass(frozen=True)

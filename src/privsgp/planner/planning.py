@@ -22,15 +22,15 @@ from privsgp.errors import Refused
 from privsgp.files import flat
 from privsgp.gradients import Layout
 from privsgp.planner import public_rows, stand_in
-from privsgp.planner.choose import LENGTHS, best_batch, best_clip, planner
+from privsgp.planner.choose import LENGTHS, Choice, Planner, best_batch, best_clip, planner
 from privsgp.planner.noise import Method, Network
 from privsgp.planner.record import Plan, Source, enough
 from privsgp.planner.rehearsal import Rehearsal
-from privsgp.planner.stand_in import Samples
+from privsgp.planner.stand_in import Samples, Signal
 from privsgp.runs import budgets as protection
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
-from privsgp.runs.config import PLANNED
+from privsgp.runs.config import PLANNED, Config
 from privsgp.runs.refusals import AUTO, CLIP
 from privsgp.runs.resolve import make_graph
 
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.data.schema import Schema
-    from privsgp.planner.choose import Choice, Planner
-    from privsgp.planner.stand_in import Signal
-    from privsgp.runs.config import Config
     from privsgp.runs.problem import Problem
     from privsgp.transport.world import World
 
@@ -233,15 +230,10 @@ def with_choices(
         what = f"{config.auto[0]} = 'auto' in {world.size} processes"
         raise Refused(what, "let privsgp write the numbers first: privsgp plan run.toml --write")
     if resume and Folder(folder).config.exists():
-        return _as_started(config, Folder(folder).config), None
+        old = flat(configs.started(Folder(folder).config).model_dump())  # the numbers that the run began with
+        return config.with_planned({key: old[key] for key in config.auto}), None
     plan = make(config, problem, data_dir, say=say)
     return apply(config, plan), plan.as_json()
-
-
-def _as_started(config: Config, started: Path) -> Config:
-    """Return the configuration with the numbers that a run began with."""
-    old = flat(configs.started(started).model_dump())
-    return config.with_planned({key: old[key] for key in config.auto})
 
 
 def apply(config: Config, plan: Plan) -> Config:
@@ -277,7 +269,7 @@ def plan(config: Config, data_dir: Path | None = None, *, say: Say = lambda _wor
 
 def opened(config: Config) -> Config:
     """Return the configuration with its steps and step size open, besides those keys that are "auto"."""
-    return config.with_algorithm(**dict.fromkeys(("steps", "step_size", *config.algorithm.auto), "auto"))
+    return config.with_section("algorithm", **dict.fromkeys(("steps", "step_size", *config.algorithm.auto), "auto"))
 
 
 def written(config: Config, plan: Plan) -> dict[str, Any]:

@@ -16,28 +16,24 @@ from privsgp.accounting import statements
 from privsgp.accounting.shown import bound, guess, percent_up, small, span_up, up
 from privsgp.files import finite, in_units
 from privsgp.models import per_sample
-from privsgp.planner.choose import LENGTHS
-from privsgp.planner.stand_in import NONE
+from privsgp.planner.choose import LENGTHS, Choice, Planner
+from privsgp.planner.stand_in import NONE, Samples
 from privsgp.runs import benefit
 from privsgp.runs.problem import careless_delta
 from privsgp.runs.views import span
 from privsgp.transport.rounding import width
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
     from privsgp.data.schema import Schema
     from privsgp.graph import Graph
-    from privsgp.planner.choose import Choice, Planner
     from privsgp.planner.noise import Network
-    from privsgp.planner.stand_in import Samples
-    from privsgp.planner.theorems import Budget
 
 
 VERSION = 1
-HEAVY = 0.9  # leaving a node out is worth a warning when the average's noise falls below this share
 WIRE, LATENCY, STEP = 8, 0.02, 0.02  # bytes of a number between sites; seconds one way, and of a step (measured)
 FEWER = ((8, 1), (4, 1), (4, 4))  # bits and local steps that a plan shows beside those of the run
 FEWEST = 0.5  # public rows to rehearse with, for each row of the sites, below which a plan says little
@@ -185,7 +181,6 @@ class Plan:
         n, last = self.network, LENGTHS[-1]
         return [
             *careless_delta(n.samples, [delta for _, delta in n.budgets], n.named),
-            *(heavy_nodes(self.sigmas, n.budgets, n.named) if n.weights is None else []),
             *no_better(self._with_signal),
             *self._few_rows(),
             *([f"K was cut at {last}: more steps would still help"] if self.chosen.steps >= last else []),
@@ -242,6 +237,8 @@ class Plan:
             known = (f"{sites}: {bound(epsilon)}" for sites, epsilon in self.by_sites)
             trust.append(("ε of a person by its number of sites", ", ".join(known)))
         weights = "equal" if n.weights is None else f"{span([n.nodes * p for p in n.weights])} times 1/n"
+        way, bits = f"{1000 * LATENCY:g}", 8 * self.messages * WIRE * self.planner.rehearsal.layout.dim
+        is_slow = bits / (self.link * 1e6) > 2 * LATENCY  # the bytes of a step take longer than its way there and back
         return [
             ("algorithm", c.method.algorithm),
             ("steps K*", str(c.steps)),
@@ -255,18 +252,9 @@ class Plan:
             ("clip", self.clip_text),
             (f"planned {self.loss_name}", self.range_text),
             ("rehearsed on", self.source.text),
-            ("sent by a site", self._sent_text),
-            *([("fewer bytes", self._fewer_text)] if self._is_slow else []),
+            ("sent by a site", f"{_traffic(self.between_sites)} with `join`, at {self.link:g} Mbit/s and {way} ms"),
+            *([("fewer bytes", self._fewer_text)] if is_slow else []),
         ]
-
-    @property
-    def _sent_text(self) -> str:
-        return f"{_traffic(self.between_sites)} with `join`, at {self.link:g} Mbit/s and {1000 * LATENCY:g} ms"
-
-    @property
-    def _is_slow(self) -> bool:
-        """Whether the bytes of a step take longer than its way there and back."""
-        return self.messages * WIRE * self.planner.rehearsal.layout.dim / (self.link * 1e6 / 8) > 2 * LATENCY
 
     @property
     def _fewer_text(self) -> str:
@@ -353,20 +341,3 @@ def messages_per_step(graph: Graph, steps: int) -> float:
     return (
         sum(len(graph.out_neighbours(k, i)) for k in range(period) for i in range(graph.nodes)) / period / graph.nodes
     )
-
-
-def heavy_nodes(
-    sigmas: Sequence[float], budgets: Sequence[Budget], named: Callable[[int], str] = "node {}".format
-) -> list[str]:
-    """A node whose noise drags all others: what leaving it out, or giving nodes weights ∝ 1/σ², would give."""
-    n, total = len(sigmas), math.fsum(s**2 for s in sigmas)
-    if n < 2 or not total:
-        return []
-    worst = max(range(n), key=lambda i: sigmas[i])
-    without = math.sqrt((total - sigmas[worst] ** 2) / total) * n / (n - 1)
-    if without >= HEAVY:
-        return []
-    weighted = n / math.sqrt(math.fsum(1 / s**2 for s in sigmas) * total) if min(sigmas) else 0.0
-    who, share = f"{named(worst)}, at ε = {up(budgets[worst][0])},", sigmas[worst] ** 2 / total
-    instead = f"without it the noise is {without:.2f} times as large, with algorithm.weights = 'noise' {weighted:.2f}"
-    return [f"{who} brings {share:.0%} of the average's noise: {instead} times"]

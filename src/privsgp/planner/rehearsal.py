@@ -7,20 +7,20 @@ T, κ and number of visits tell how a long run will end.
 
 A rehearsal has several runs, each with samples and a seed of its own: weak to strong signals of made-up data, or
 several divisions of public data. They run stacked, as the nodes of one block. Rehearsals that would hardly differ
-are made once (`RehearsalSpec.alike`).
+are made once (`RehearsalSpec.equivalent`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch.func import functional_call
 from torch.nn.utils.rnn import pad_sequence
 
-from privsgp.algorithms import ALGORITHMS, Block, Drawn, Randomness, State, UpdateRule
+from privsgp.algorithms import ALGORITHMS, Block, Drawn, Randomness, Settings, State, UpdateRule
 from privsgp.engine.averaging import Averaging, FinalModel
 from privsgp.engine.drive import drive, rehearsed
 from privsgp.gradients import Layout, stack
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from privsgp.algorithms import Settings
     from privsgp.planner.stand_in import Samples
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
@@ -162,7 +161,7 @@ class Rehearsal:
         samples = [self.runs[i % len(self.runs)] for i in range(len(seeds))]
         rows, runs = len(samples[0].y), len(seeds)
         rate = min(1.0, spec.visits / steps)
-        settings = replace(spec.settings, sampling="poisson")
+        settings = spec.settings
         if settings.difference_scale < rate:  # a coarse step renews more of the table: SAG's weight is the least
             settings = settings.carried_to(ALGORITHMS[spec.algorithm].Options, difference_scale=rate)
         mechanism = ALGORITHMS[spec.algorithm].mechanism(
@@ -170,8 +169,7 @@ class Rehearsal:
         )
         return Block(
             mechanisms=[mechanism] * runs,
-            inputs=_with_padding([one.x for one in samples]),
-            targets=_with_padding([one.y for one in samples]),
+            data=(_with_padding([one.x for one in samples]), _with_padding([one.y for one in samples])),
             gradient=self.gradient,
             random=_SeededRandomness(seeds, rows, rate, spec.noise * math.sqrt(steps)),
             step_size=lambda _k: distance / steps,

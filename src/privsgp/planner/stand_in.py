@@ -19,15 +19,13 @@ import torch
 from scipy import fft, special
 
 from privsgp.data import survival
-from privsgp.data.schema import Category, Number, Target
+from privsgp.data.schema import Category, Encoded, Number, Schema, Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
-
-    from privsgp.data.schema import Encoded, Schema
 
     Floats = NDArray[np.float64]
 

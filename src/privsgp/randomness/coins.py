@@ -24,32 +24,26 @@ if TYPE_CHECKING:
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.randomness.noise import Source
 
-    Pass = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
-
 
 def draw(source: Source, mechanism: Mechanism, node: int, step: int) -> npt.NDArray[np.int64]:
     """Return the samples of one step as sorted, distinct numbers in [0, J).
 
-    Guarantee: Poisson sampling takes each sample by its own coin, with a probability of at most q = `mechanism.rate`
-    and less than 2⁻⁶⁴ below it. Fixed-size sampling takes b of J, every subset equally often up to a total variation
-    of J² / 2⁶⁵ (two equal 64-bit ranks).
+    Guarantee: each sample is taken by its own coin, with a probability of at most q = `mechanism.rate` and less than
+    2⁻⁶⁴ below it.
 
     Assumes: `source` gives independent coins; what is drawn stays secret (a batch's size too).
     """
     if mechanism.rate >= 1:
         return np.arange(mechanism.samples)
-    if mechanism.sampling == "fixed":
-        b = int(mechanism.batch)
-        return np.sort(np.argpartition(source.coins([node], step, mechanism.samples)[0], b - 1)[:b])
     return np.flatnonzero(source.coins([node], step, mechanism.samples)[0] < _threshold(mechanism.rate))
 
 
 def draw_all(
     source: Source, mechanisms: Sequence[Mechanism], nodes: Sequence[int], step: int
 ) -> list[npt.NDArray[np.int64]]:
-    """Do `draw` for all nodes of a block; those of one size and rate, drawn by Poisson, are gone through at once."""
+    """Do `draw` for all nodes of a block; those of one size and rate are gone through at once."""
     J, rate = mechanisms[0].samples, mechanisms[0].rate
-    if rate >= 1 or any(m.samples != J or m.rate != rate or m.sampling == "fixed" for m in mechanisms):
+    if rate >= 1 or any(m.samples != J or m.rate != rate for m in mechanisms):
         return [draw(source, m, i, step) for i, m in zip(nodes, mechanisms, strict=True)]
     below = source.coins(nodes, step, J) < _threshold(rate)
     row, samples = np.divmod(np.flatnonzero(below), J)
@@ -69,8 +63,6 @@ def capacity(mechanism: Mechanism, nodes: int, *, scattered: bool = False) -> in
     first: it is seldom, so nothing is recorded or warm for it. If samples are `scattered` over the slots, the size is
     one that a draw exceeds with a probability below 2⁻⁶⁴.
     """
-    if mechanism.sampling == "fixed":
-        return int(mechanism.batch)
     J, rate = mechanism.samples, min(1.0, mechanism.rate)
     most = min(J, J * rate + 40 * math.sqrt(J * rate) + 512)  # no draw is larger; J may be anybody's
     sizes = np.arange(8 * math.ceil(J * rate / 8), most + 8, 8).clip(max=J)
@@ -82,10 +74,10 @@ def capacity(mechanism: Mechanism, nodes: int, *, scattered: bool = False) -> in
 
 def batches(
     draws: Sequence[npt.NDArray[np.int64]], capacity: int, dummy: int, *, scattered: bool = False
-) -> list[Pass]:
+) -> list[npt.NDArray[np.int64]]:
     """Lay the draws of a block's m nodes into as many passes as the longest needs; there is always one.
 
-    A pass is (index, mask), both [m, capacity]: sample numbers, and which of them were drawn.
+    A pass is [m, capacity]: sample numbers, and `dummy` where none was drawn.
 
     Guarantee: every drawn sample is in exactly one pass, in its node's row; a draw above the capacity is never cut.
     Padding points to the row `dummy`, which must hold no sample (privacy.md, "Randomness"). If `scattered`, and if one
@@ -104,5 +96,4 @@ def batches(
     if scattered:
         order = np.frombuffer(os.urandom(index.nbytes), np.uint64).reshape(index.shape).argsort(axis=1)
         index = np.take_along_axis(index, order, axis=1)
-    columns = (slice(p * capacity, (p + 1) * capacity) for p in range(passes))
-    return [(index[:, c], index[:, c] != dummy) for c in columns]
+    return [index[:, p * capacity : (p + 1) * capacity] for p in range(passes)]

@@ -117,7 +117,7 @@ class Streams:
         half = (out.shape[1] + 1) // 2
         words = np.empty((len(out), 2 * half), np.int32 if real is np.float32 else np.int64)
         self._read(words, "noise", nodes, step, columns.start * words.itemsize // _BLOCK_BYTES)
-        box_muller(out, words, *np.empty((3, len(out), half), real), deep=self.secret)
+        box_muller(out, words, real, deep=self.secret)
 
     def _to_cells(
         self, g: npt.NDArray[np.float64], nodes: Sequence[int], step: int, levels: npt.NDArray[np.float64]
@@ -208,7 +208,7 @@ class Secure(Streams):
     operating system and two clocks. So a machine that is restored from a snapshot of its memory draws other numbers. A
     draw that was made, or passed over by a later step of its node, is refused, and so is any draw in a forked process;
     copying and pickling are refused. Normals are Box–Muller in float64 from 128 bits a pair, tails to 10.2 σ; what that
-    and the grid of `add_noise_` cost is in `computed`.
+    and the grid of `add_noise_` cost is in `accounting/sampler_cost.py`.
 
     Assumes: the operating system's randomness, and a machine whose memory, also the GPU's, others cannot read. Nothing
     is claimed about timing. Floating-point sums leak in their low bits whatever the noise is: release through

@@ -33,21 +33,16 @@ _GRIDS = 2.0**-60, 2.0**60  # on which float32 has room for all that matters
 
 
 def box_muller(
-    out: npt.NDArray[Any],
-    words: npt.NDArray[Any],
-    radius: npt.NDArray[Any],
-    cosine: npt.NDArray[Any],
-    sine: npt.NDArray[Any],
-    *,
-    deep: bool = False,
-) -> None:
+    out: npt.NDArray[Any], words: npt.NDArray[Any], real: npt.DTypeLike, *, deep: bool = False
+) -> npt.NDArray[Any]:
     """Turn signed words [m, 2h] into normals [m, 2h or 2h − 1]: √(−2 ln u) (cos θ, sin θ), u from |word|, θ from word.
 
     u = (|word| + ½) / 2^(bits − 1) keeps all bits where u is small, which is where the tails are made. `deep` (64-bit
     words): the eleven lowest bits of θ's word, which float64 has no room for, stand behind the point of u's, so that
-    u has 75 bits and the tails reach √(150 ln 2) = 10.2 σ.
+    u has 75 bits and the tails reach √(150 ln 2) = 10.2 σ. All is computed in `real`; the radii are returned.
     """
-    half = radius.shape[1]
+    half = words.shape[1] // 2
+    radius, cosine, sine = (np.empty((len(words), half), real) for _ in range(3))
     unit = 2.0 ** (1 - 8 * words.itemsize)
     np.copyto(radius, words[:, :half], casting="unsafe")
     if deep:
@@ -75,6 +70,7 @@ def box_muller(
     rest = out.shape[1] - half
     np.multiply(radius, cosine, out=out[:, :half], casting="same_kind")
     np.multiply(radius[:, :rest], sine[:, :rest], out=out[:, half:], casting="same_kind")
+    return radius
 
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # a sum that is not finite is not sure
@@ -103,10 +99,9 @@ def to_cells_(
 
 def float32_normals(words: Words, columns: int) -> npt.NDArray[np.float32]:
     """Return √(−2 ln u) (cos θ, sin θ) of pairs in float32, NaN where that is not enough."""
-    half = words.shape[1] // 2
-    normals, room = np.empty((len(words), columns), np.float32), np.empty((3, len(words), half), np.float32)
-    box_muller(normals, words, *room)
-    row, pair = np.divmod(np.flatnonzero(~((room[0] > _RADII[0]) & (room[0] < _RADII[1]))), half)
+    half, normals = words.shape[1] // 2, np.empty((len(words), columns), np.float32)
+    radius = box_muller(normals, words, np.float32)
+    row, pair = np.divmod(np.flatnonzero(~((radius > _RADII[0]) & (radius < _RADII[1]))), half)
     normals[row, pair] = np.nan
     both = pair < columns - half  # the last pair of a row may need but one of its two
     normals[row[both], half + pair[both]] = np.nan
@@ -123,7 +118,7 @@ def exact_normals(
     low = lower(len(pairs)).reshape(-1, 2).T
     upper = words[top, pair], words[top, pair + half]
     both = np.concatenate([(u.astype(np.int64) << 32) | v for u, v in zip(upper, low, strict=True)])
-    out, room = np.empty((1, 2 * len(pairs))), np.empty((3, 1, len(pairs)))
-    box_muller(out, both[None], *room, deep=True)
+    out = np.empty((1, 2 * len(pairs)))
+    box_muller(out, both[None], np.float64, deep=True)
     found: npt.NDArray[np.float64] = out[0][which + np.where(column < half, 0, len(pairs))]
     return found

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from privsgp import __version__
 from privsgp.accounting import policy as policies
-from privsgp.accounting.book import Book
+from privsgp.accounting.book import Book, DataSet
 from privsgp.accounting.shown import bound, percent_up, small, up
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
@@ -25,28 +23,23 @@ from privsgp.files import loaded, read_bytes, write
 from privsgp.report import page
 from privsgp.runs import config as configs
 from privsgp.runs import evaluation, views
-from privsgp.runs.card import in_a_line
-from privsgp.runs.views import Site
+from privsgp.runs.card import TEXTS
+from privsgp.runs.views import RunView, Site
 from privsgp.sites import signed as signatures
-from privsgp.sites.continuing import phases, revoked_cards
+from privsgp.sites.continuing import counted_lines, revoked_cards
 from privsgp.sites.study import Study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from privsgp.accounting.book import DataSet
     from privsgp.runs.config import Config
-    from privsgp.runs.views import RunView
 
 REGISTRY, ANNEX = "registry.yaml", "assessment.md"
 OPEN = "OPEN:"
 _LONGEST = 2**24
-_TEXTS = Environment(  # Markdown, and YAML with the strings of json.dumps: `finalize` escapes every value
-    loader=PackageLoader("privsgp.report"), autoescape=False, undefined=StrictUndefined, trim_blocks=True,  # noqa: S701
-    lstrip_blocks=True, keep_trailing_newline=True, finalize=lambda value: in_a_line(str(value)),
-)  # fmt: skip
-_TEXTS.filters |= {
+_TEXTS = TEXTS.overlay()
+_TEXTS.filters = TEXTS.filters | {
     "bound": bound, "small": small, "zip": zip, "number": lambda value: f"{Decimal(up(value)):f}",
     "text": lambda value: json.dumps(str(value), ensure_ascii=False),
 }  # fmt: skip
@@ -74,17 +67,6 @@ class _Facts:
         """Return this organisation's part of the summary of a run between sites; empty for other runs."""
         found: dict[str, Any] = (self.view.summary.get("site") if self.view else None) or {}
         return found
-
-    @property
-    def before(self) -> list[str]:
-        """The releases of ended runs that count too, a line each."""
-        names = [] if self.study is None else [card.name for card in self.study.roster]
-        found = [(name, one) for i, name in enumerate(names) if self.study for one in phases(self.study, i)]
-        return [
-            f"{name}: {one.releases} releases of an earlier run count too"
-            + (f", if {one.honest} of its {len(one.samples)} sites were honest" if one.shared else "")
-            for name, one in found
-        ]
 
     @property
     def unit(self) -> str:
@@ -119,6 +101,7 @@ def write_dossier(source: Path, out: Path, audit: Path | None = None) -> list[st
         "percent_up": percent_up, "policy": policies.read(policies.default_home() / "policy.toml"), "open": OPEN,
         "rows_of": evaluation.rows_of, "statement": evaluation.statement,
         "revoked": [] if facts.study is None else revoked_cards(facts.study),
+        "before": [] if facts.study is None else counted_lines(facts.study),
     }  # fmt: skip
     annex = _TEXTS.get_template(ANNEX).render(values)
     out.mkdir(parents=True, exist_ok=True)

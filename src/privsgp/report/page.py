@@ -15,7 +15,7 @@ from privsgp.errors import Refused
 from privsgp.files import write as write_whole
 from privsgp.planner import planning
 from privsgp.runs import description, evaluation, views
-from privsgp.runs.charts import DIAGONAL, bars, figure, figures, forest, number, percent, table
+from privsgp.runs.charts import DIAGONAL, figure, figures, forest, intervals, number, percent, table
 from privsgp.runs.result import load
 from privsgp.sites import signed as signatures
 from privsgp.statistics.moments import PATH
@@ -24,15 +24,14 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from privsgp.runs.views import RunView
-    from privsgp.sites.signed import Signed
 
 NAME = "report.html"
 SOON = 20_000  # releases whose ledgers are read again in about 0.3 s
-_CLASSES = 20  # of a confusion that a page has room for
 TEMPLATES = Environment(
     loader=PackageLoader("privsgp.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
     lstrip_blocks=True, keep_trailing_newline=True,
 )  # fmt: skip
+TEMPLATES.filters |= {"bound": bound, "number": number, "percent_up": percent_up, "small": small, "up": up}
 
 
 def style() -> str:
@@ -64,7 +63,7 @@ def page(view: RunView) -> str:
     Guarantee: as `views.read`: of a run without a seed the page shows nothing that its noised messages did not tell.
     Assumes: test data are public.
     """
-    signed, plan = signatures.read(view.folder), view.plan
+    plan = view.plan
     command = [Path(word).name if i == 0 else word for i, word in enumerate(view.identity.get("command", []))]
     if plan is not None and plan.get("asked") is None:  # plans of older releases do not say what was given
         plan = None
@@ -78,26 +77,13 @@ def page(view: RunView) -> str:
         style=style(),
         charts=figures(view),
         shapes=[forest(shape) for shape in load(view.folder).shapes()] if additive else [],
-        confusion=_confusion(view.summary.get("confusion") or []),
         held_out=_held_out(view.folder),
-        sites=_sites(view),
-        signed=signed,
-        all_signed=signed is not None and all(signed.signed),
-        whose=(view.summary.get("site") or {}).get("name"),
-        agreed=None if signed is None else _agreed(view, signed),
+        own=view.summary.get("site") or {},
+        signed=signatures.read(view.folder),
         plan=plan,
         planned=None if plan is None else planning.described(dict(plan)),
-        made=view.identity.get("versions", {}),
         command=shlex.join(command).replace("__main__.py", "python -m privsgp", 1),
-        config="" if view.config is None else view.config.toml(),
     )  # fmt: skip
-
-
-def _confusion(counts: list[list[int]]) -> Markup | None:
-    if not 0 < len(counts) <= _CLASSES:
-        return None
-    head = ["true class", *(f"said {c}" for c in range(len(counts)))]
-    return table(head, [[str(c), *map(str, row)] for c, row in enumerate(counts)])
 
 
 def _description(folder: Path) -> str:
@@ -130,7 +116,7 @@ def _pictures(name: str, one: dict[str, Any]) -> list[Markup]:
         return [figure("Ridge regression", {"R² of new persons": path}, "log₁₀ λ")]
     shares = [*one.get("shares", ()), *([one["missing"] | {"group": "missing"}] if one.get("missing") else [])]
     drawn = [(each["group"], each["value"], each["low"], each["high"]) for each in shares if each["value"] is not None]
-    return [bars(f"Shares: {name}", drawn)] if drawn else []
+    return [intervals(f"Shares: {name}", drawn, "share", percent)] if drawn else []
 
 
 def _held_out(folder: Path) -> list[tuple[Markup, list[str], list[Markup]]]:
@@ -165,32 +151,3 @@ def _curves(curves: dict[str, list[dict[str, Any]]]) -> list[Markup]:
     if lived:
         found.append(figure("Survival (Kaplan–Meier)", {"observed": [(0.0, 1.0), *lived]}, "time", percent))
     return found
-
-
-def _sites(view: RunView) -> Markup:
-    head = ["site", "ε spent", "ε budget", "δ", "a guess is right at most", "releases"]
-    rows = [
-        [
-            site.name, bound(site.epsilon), "–" if site.budget is None else up(site.budget), small(site.delta),
-            percent_up(site.guess), "–" if site.releases is None else f"{site.releases:,}",
-        ]
-        for site in view.sites
-    ]  # fmt: skip
-    return table(head, rows)
-
-
-def _agreed(view: RunView, signed: Signed) -> Markup:
-    site = view.summary.get("site") or {}
-    newest = [one.get("newest") for one in site.get("roster", [])] or [None] * len(signed.signed)
-    head = ["site", "fingerprint", "signature", "records", "ε", "δ", "σ", "last message to this site"]
-    rows = []
-    study = signed.study
-    for i, (card, step) in enumerate(zip(study.roster, newest, strict=False)):
-        heard = ("none" if step is None else f"step {step:,}") + ("; left for good" if signed.has_left[i] else "")
-        epsilon = study.epsilon[i]
-        rows.append([
-            card.name, card.fingerprint, "right" if signed.signed[i] else "missing or wrong", f"{study.samples[i]:,}",
-            "–" if epsilon is None else up(epsilon), up(study.delta[i]), number(study.sigma[i]),
-            "this site" if i == site.get("node") else heard,
-        ])  # fmt: skip
-    return table(head, rows)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _FRESH = 5.0  # seconds: an older status.json is of a process that no longer runs
 _ENDED = ("finished", "left")
 _JSON = "application/json"
+_STOPPED = [("Not running.", "Run privsgp join with the same options: it continues, and charges nothing twice.")]
 
 
 def rows(agreement: Agreement, node: int, values: dict[str, Any]) -> list[tuple[str, str]]:
@@ -55,7 +56,7 @@ def stopped(values: dict[str, Any]) -> bool:
 
 
 def pages(agreement: Agreement, site: Site, folder: Path, query: str = "") -> Mapping[str, Callable[[], Answer]]:
-    """Return the pages of `privsgp status --serve`: for people, as JSON, for Prometheus, and for probes.
+    """Return the pages of `privsgp status --serve`: for people, as JSON, and for probes.
 
     /healthz has status 503 if no process takes part, /readyz also while a link or the site's certificate fails.
     """
@@ -67,8 +68,9 @@ def pages(agreement: Agreement, site: Site, folder: Path, query: str = "") -> Ma
     def page() -> Answer:
         values = read()
         found = TEMPLATES.get_template("site.html").render(
-            name=agreement.name, style=style(), rows=rows(agreement, node, values), values=values, query=query,
-            stopped=stopped(values),
+            name=agreement.name, style=style(), rows=rows(agreement, node, values), query=query,
+            kind="status of a site", what=f"{values['own']['name']}, run {values['run'][:8]}",
+            alerts=_STOPPED if stopped(values) else [],
         )  # fmt: skip
         return Answer(found, "text/html; charset=utf-8")
 
@@ -80,22 +82,8 @@ def pages(agreement: Agreement, site: Site, folder: Path, query: str = "") -> Ma
 
     return {
         "/": page, "/status.json": lambda: Answer(json.dumps(read()), _JSON),
-        "/metrics": lambda: Answer(metrics(read()), "text/plain; version=0.0.4"),
         "/healthz": lambda: probe(ready=False), "/readyz": lambda: probe(ready=True),
     }  # fmt: skip
-
-
-def metrics(values: dict[str, Any]) -> str:
-    """Return the numbers of `status --json` as Prometheus reads them; ε and δ are rounded up."""
-    own, labels = values["own"], '{{source="{source}",target="{target}"}}'
-    rows = [("", "", values | own | (values["budget_book"] or {}) | {"paused": own["phase"] == "paused"})]
-    rows += [("peer_", f'{{site="{name}"}}', one) for name, one in values["sites"].items()]
-    rows += [("link_", labels.format(**one), one | {"failing": one["error"] is not None}) for one in values["links"]]
-    rows += [("refused", f'{{kind="{kind}"}}', {"": count}) for kind, count in values["refused"].items()]
-    return "".join(
-        f"privsgp_site_{group}{key}{of} {up(value) if key.startswith(('epsilon', 'delta')) else value + 0}\n"
-        for group, of, values in rows for key, value in values.items() if isinstance(value, int | float)
-    )  # fmt: skip
 
 
 def _presence(one: dict[str, Any]) -> str:

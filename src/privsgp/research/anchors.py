@@ -17,9 +17,10 @@ import torch
 
 from privsgp.accounting.compound import Anchored, Summed
 from privsgp.algorithms.algorithm import Algorithm, Network, Trust
-from privsgp.algorithms.block import Block, Drawn, Settings, State, clipped_mean, difference_mean
+from privsgp.algorithms.block import Block, Drawn, Settings, State, clipped_mean
 from privsgp.algorithms.events import Release, Step, ToServer
 from privsgp.options import Count, Options, Positive, Share, option
+from privsgp.research.estimates import difference_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,7 +104,7 @@ def _anchored(
     settings: Settings, period: int | None, sigma: float, batch: float, samples: int, kappa: float
 ) -> Anchored:
     return Anchored(
-        sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa,
+        sigma=sigma, clip=settings.clip, batch=batch, samples=samples, kappa=kappa,
         period=period, difference_clip=settings.own(_AnchorOptions).difference_clip, spare=settings.spare,
     )  # fmt: skip
 

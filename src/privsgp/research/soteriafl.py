@@ -20,16 +20,15 @@ import numpy as np
 import torch
 
 from privsgp.algorithms.algorithm import Algorithm, Network
-from privsgp.algorithms.block import Drawn, State, clipped_mean, difference_mean, full_mean
+from privsgp.algorithms.block import Drawn, State, clipped_mean
 from privsgp.algorithms.events import Release, Step, ToServer
 from privsgp.algorithms.push_sum import PrivSGP
-from privsgp.algorithms.saga import PrivSGPVR, SagaOptions, init_table, restore_table, saga_estimate
+from privsgp.algorithms.saga import PrivSGPVR, SagaOptions, Tabled, saga_estimate
 from privsgp.options import Options, Positive, Share, option
+from privsgp.research.estimates import difference_mean, full_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from privsgp.gradients.table import Table
 
 
 class _CompressionOptions(Options):
@@ -182,7 +181,7 @@ class _SoteriaSAGAOptions(SagaOptions, _CompressionOptions):
     difference_scale: Share | Literal["auto"] = option(1.0, "θ: the weight of differences; auto as for privsgp-vr")
 
 
-class SoteriaFLSAGA(SoteriaFL):
+class SoteriaFLSAGA(Tabled, SoteriaFL):
     """SoteriaFL-SAGA: the table of PrivSGP-VR on every node; the server keeps none.
 
     Before it is compressed, a message is PrivSGP-VR's.
@@ -190,23 +189,7 @@ class SoteriaFLSAGA(SoteriaFL):
 
     name: ClassVar[str] = "soteriafl-saga"
     Options: ClassVar[type[Options]] = _SoteriaSAGAOptions
-    table: Table
-
     mechanism = staticmethod(PrivSGPVR.mechanism)
-
-    def begin(self, z: Tensor) -> None:
-        """t_j = clip_G(∇f_i(x⁰; j))."""
-        super().begin(z)
-        self.__dict__.pop("table", None)  # a second table may not fit beside the first
-        self.table = init_table(self.block, self.settings, z)
-
-    def arrays(self) -> dict[str, Tensor]:
-        """Return the table too."""
-        return super().arrays() | self.table.arrays()
-
-    def restored(self, z: Tensor) -> None:
-        """Keep the entries in the ball of radius G."""
-        restore_table(self.block, self.table, z)
 
     def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
         """ĝ_i = (θ/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privsgp.accounting.book import Book, Entry, Records
-from privsgp.accounting.policy import refuse_spending
+from privsgp.accounting.book import Book, Entry, Records, Total
+from privsgp.accounting.policy import Policy, refuse_spending
 from privsgp.accounting.shown import up
 from privsgp.errors import Refused
 
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from privsgp.accounting.book import Total
     from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.accounting.policy import Policy
     from privsgp.data.dataset import Dataset
     from privsgp.data.hashes import Hashes
     from privsgp.engine.folder import Folder
@@ -108,11 +106,6 @@ def with_others(
             entries.append(named if charged else dataclasses.replace(named, ledger=run, epsilon=0.0, delta=0.0))
             known.append(own)
     return entries, known
-
-
-def held_out(run: str) -> str:
-    """Return the number under which the book has the records that a run holds out."""
-    return f"{run}/{HELD_OUT}"
 
 
 def trained_in(run: str, nodes: Sequence[int]) -> list[Records]:

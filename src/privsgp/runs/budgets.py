@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import accountant, calibration
 from privsgp.accounting.compound import PersonLevel, Shared
-from privsgp.accounting.mechanisms import Saga
-from privsgp.accounting.pairwise import trust_curve
-from privsgp.accounting.sharing import solve
+from privsgp.accounting.mechanisms import Mechanism, Saga
+from privsgp.accounting.pairwise import PairwiseCovariance, trust_curve
 from privsgp.algorithms import ALGORITHMS, Settings
-from privsgp.algorithms.update_rule import node_weights
 from privsgp.engine.spec import NodeBudgets
 from privsgp.errors import Refused
 from privsgp.runs import shared_noise
@@ -20,8 +18,6 @@ from privsgp.runs import shared_noise
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.accounting.pairwise import PairwiseCovariance
     from privsgp.runs.config import Config
 
     Earlier = Callable[[int, Mechanism, int], Mechanism]
@@ -34,7 +30,7 @@ def settings(config: Config) -> Settings:
     """Return the algorithm's share of the configuration."""
     a = config.algorithm
     return Settings(
-        clip=config.privacy.clip, sampling=a.sampling, batch=a.batch, nodes=config.data.nodes,
+        clip=config.privacy.clip, batch=a.batch, nodes=config.data.nodes,
         trust=config.trust, spare=spare(config), local_steps=a.local_steps,
         options=ALGORITHMS[a.name].Options(**config.options("algorithm")),
     )  # fmt: skip
@@ -59,22 +55,15 @@ def with_scale(config: Config, samples: Sequence[int], started: Config | None = 
     if started is not None:
         before, given = settings(started), getattr(a, "difference_clip", None)  # what is given is compared later
         clip = before.difference_clip if given is None else given
-        return config.with_algorithm(difference_scale=before.difference_scale, difference_clip=clip)
+        return config.with_section("algorithm", difference_scale=before.difference_scale, difference_clip=clip)
     if p.nominal or p.without_noise:
-        return config.with_algorithm(difference_scale=1.0)
-    config = config.with_algorithm(difference_clip=difference_clip(config))
+        return config.with_section("algorithm", difference_scale=1.0)
+    config = config.with_section("algorithm", difference_clip=difference_clip(config))
     bare = settings(config)
     nodes = range(len(samples))
     batches, deltas = batch_sizes(config, samples), per_node(p.delta, len(samples))
     mechanisms = [
-        Saga(
-            sigma=s,
-            clip=bare.clip,
-            batch=batches[i],
-            samples=samples[i],
-            sampling=bare.sampling,
-            difference_clip=bare.difference_clip,
-        )
+        Saga(sigma=s, clip=bare.clip, batch=batches[i], samples=samples[i], difference_clip=bare.difference_clip)
         for i, s in zip(nodes, per_node(p.sigma or 0.0, len(samples)), strict=True)
     ]
     steps = a.steps + spare(config)
@@ -87,15 +76,12 @@ def with_scale(config: Config, samples: Sequence[int], started: Config | None = 
         i = max(nodes, key=lambda i: budgets[i])
         remaining = _remaining(config, samples, calibration.relative_noise(budgets, samples))
         found = calibration.largest(mechanisms[i], steps, *budgets[i], p.relation, remaining)
-    return config.with_algorithm(difference_scale=found)
+    return config.with_section("algorithm", difference_scale=found)
 
 
 def _remaining(config: Config, samples: Sequence[int], needed: Sequence[float]) -> float:
     """Return what sharing leaves of the noise in the average: 1 where it is not shared."""
-    if not config.pairwise:
-        return 1.0
-    weights = node_weights(config.algorithm.weights, samples, needed, shared=True)
-    return solve(needed, config.honest, config.pair_ratio, weights).remaining(needed)
+    return shared_noise.solved(config, samples, needed).remaining(needed) if config.pairwise else 1.0
 
 
 def difference_clip(config: Config) -> float | None:
@@ -116,6 +102,11 @@ def spare(config: Config) -> int:
     return math.ceil(config.privacy.spare * config.algorithm.steps)
 
 
+def alone(_node: int, mechanism: Mechanism, _honest: int) -> Mechanism:
+    """Return the mechanism of a node that has released nothing in an earlier run."""
+    return mechanism
+
+
 def calibrate_nodes(
     config: Config,
     samples: Sequence[int],
@@ -123,7 +114,7 @@ def calibrate_nodes(
     releases: Sequence[int] = (),
     coordinates: int = 0,
     agreed: dict[str, Any] | None = None,
-    earlier: Earlier = lambda _node, mechanism, _honest: mechanism,
+    earlier: Earlier = alone,
 ) -> NodeBudgets:
     """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
 
@@ -233,8 +224,7 @@ def batch_sizes(config: Config, samples: Sequence[int]) -> list[float]:
             f"algorithm.batch = {batch:g} is above {mean:g}, the mean of the samples",
             f"take at most {int(mean)}",
         )
-    sizes = [batch / mean * J for J in samples]
-    return [float(max(1, round(b))) for b in sizes] if config.algorithm.sampling == "fixed" else sizes
+    return [batch / mean * J for J in samples]
 
 
 def per_node(value: Any, n: int) -> list[Any]:  # noqa: ANN401 - one value of any kind, or a list of them

@@ -19,9 +19,8 @@ from privsgp.gradients.rounding import kappa, least_difference_clip
 from privsgp.randomness import REGISTERED
 from privsgp.randomness.noise import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
-from privsgp.runs.budgets import calibrate_nodes, settings, spare
+from privsgp.runs.budgets import alone, calibrate_nodes, settings, spare
 from privsgp.runs.card import card
-from privsgp.runs.phases import continued
 from privsgp.runs.problem import Problem, layout
 from privsgp.seeds import public_seed
 
@@ -31,18 +30,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.graph import Graph
+    from privsgp.runs.budgets import Earlier
     from privsgp.runs.config import Config
-    from privsgp.runs.phases import Phase
     from privsgp.runs.resolve import Resolved
 
 
-def build_run(
-    resolved: Resolved, agreed: dict[str, Any] | None = None, phases: Sequence[Sequence[Phase]] = ()
-) -> RunSpec:
+def build_run(resolved: Resolved, agreed: dict[str, Any] | None = None, earlier: Earlier = alone) -> RunSpec:
     """Decide everything: σ_i from budgets, the clock, the device. What is impossible is refused here.
 
-    `agreed` are the σ_i and the shared noise that sites have agreed on; `phases` are, by node, ended runs that it
-    continues.
+    `agreed` are the σ_i and the shared noise that sites have agreed on; `earlier` counts a node's
+    mechanism together with the runs that it continues.
     """
     config, problem, network = resolved.counted, resolved.problem, resolved.graph
     device, dtype, a = chosen_device(config.engine.device), getattr(torch, config.engine.dtype), config.algorithm
@@ -55,8 +52,7 @@ def build_run(
     _refuse_other_unit(config, problem)
     places = learning.places
     slack = kappa(dtype, device, positions=places)
-    earlier = {} if not phases else {"earlier": lambda i, own, honest: continued(own, phases[i], honest)}
-    protection = calibrate_nodes(config, problem.samples, slack, releases, dim, agreed, **earlier)
+    protection = calibrate_nodes(config, problem.samples, slack, releases, dim, agreed, earlier)
     weighted, least = protection.mechanisms[0].weighted, least_difference_clip(config.privacy.clip, dtype, places)
     clip = None if weighted is None else weighted.difference_clip
     if clip is not None and clip < least:

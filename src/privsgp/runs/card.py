@@ -13,6 +13,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from safetensors import SafetensorError, safe_open
 
@@ -152,42 +153,15 @@ def shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 def markdown(card: dict[str, Any], view: RunView) -> str:
     """Return model-card.md: what the model is, its metrics, what the run guarantees and what it does not."""
-    sections = {
-        f"Trained by privsgp {__version__}": [f"{label}: {value}" for label, value in view.alerts + view.numbers],
-        "Inputs and outputs": _shapes(card),
-        "Privacy": view.privacy,
-        "Not covered": view.not_covered,
-    }
-    lines = [f"# {in_a_line(view.summary['name'])}", ""]
-    for title, facts in sections.items():
-        lines += [f"## {title}", "", *(f"- {in_a_line(line)}" for line in facts), ""] if facts else []
-    return "\n".join(lines)
-
-
-_OUTPUTS = {
-    "cross-entropy": "an output for each class: logits",
-    "binary": "1 output: the logit of class 1",
-    "mse": "the predicted values",
-    "survival": "the logit of the event in each bin of time, for a person who reaches it",
-    None: "outputs as the loss of its authors reads them",
-}
-
-
-def _shapes(card: dict[str, Any]) -> list[str]:
-    through, names = card["features"]["name"], card["class_names"]
-    use = 'privsgp.load("this folder").predict(x) predicts; .model is a torch.nn.Module'
-    lines = [use, f"a sample: {' × '.join(map(str, card['input_shape']))} numbers", _OUTPUTS[card["loss"]]]
-    lines += [f"features before the model: {through}"] if through != "none" else []
-    lines += ["a row of a table, by the public schema that the model's file carries"] if card["schema_text"] else []
-    lines += [f"classes: {', '.join(names)}"] if names else []
-    if weights := card.get("class_weights"):
-        ratio = " : ".join(f"{weight:g}" for weight in weights)
-        lines += [
-            f"classes were weighed {ratio} in training; probabilities are corrected for it, predicted classes are not"
-        ]
-    return [*lines, f"network: {card['model']['name']}"]
+    return TEXTS.get_template(NAME).render(card=card, view=view, version=__version__)
 
 
 def in_a_line(text: str) -> str:
     """Return words of others so that nobody can take them for a heading or a tag."""
     return html.escape(" ".join(visible(text).split()), quote=False)
+
+
+TEXTS = Environment(  # Markdown, and YAML with the strings of json.dumps: `finalize` escapes every value
+    loader=PackageLoader("privsgp.report"), autoescape=False, undefined=StrictUndefined, trim_blocks=True,  # noqa: S701
+    lstrip_blocks=True, keep_trailing_newline=True, finalize=lambda value: in_a_line(str(value)),
+)  # fmt: skip

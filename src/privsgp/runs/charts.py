@@ -33,10 +33,7 @@ _SVG = Markup('<svg viewBox="0 0 %d %d" role="img" aria-label="%s" font-size="12
 _TEXT = Markup('<text x="%.1f" y="%.1f" text-anchor="%s" opacity=".7">%s</text>')
 _RULE = Markup('<line x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f" stroke="currentColor" opacity=".15"/>')
 _LINE = Markup('<polyline points="%s" fill="none" stroke="%s" stroke-width="2.2" stroke-dasharray="%s"/>')
-_BAR = 17
 DIAGONAL = ((0.0, 0.0), (1.0, 1.0))
-_BOX = Markup('<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s" opacity=".6"/>')
-_SPAN = Markup('<line x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f" stroke="currentColor" stroke-width="1.4"/>')
 _DOT = Markup('<circle cx="%.1f" cy="%.1f" r="3" fill="%s"/>')
 _KEY = Markup(
     ' <span><svg width="28" height="8" style="display:inline;width:28px">'
@@ -92,23 +89,6 @@ def figure(title: str, series: Mapping[str, Points], x_label: str = "step", writ
     return _FIGURE % (title, Markup().join(keys), drawing, table([x_label, *lines], rows))
 
 
-def bars(title: str, rows: Sequence[tuple[str, float, float, float]]) -> Markup:
-    """Return a bar for each (label, share, low, high), with its interval as a line."""
-    most, height = max((high for *_, high in rows), default=0.0) or 1.0, _BAR * len(rows) + 6
-    left, scale = WIDTH / 3, (WIDTH * 2 / 3 - _LEFT) / most
-    parts = []
-    for i, (label, share, low, high) in enumerate(rows):
-        y = 3 + _BAR * i
-        parts += [
-            _TEXT % (left - 7, y + 12, "end", label), _BOX % (left, y + 2, share * scale, _BAR - 4, _LOOKS[0][0]),
-            _SPAN % (left + low * scale, left + high * scale, y + _BAR / 2, y + _BAR / 2),
-            _TEXT % (left + high * scale + 6, y + 12, "start", percent(share)),
-        ]  # fmt: skip
-    data = [[label, percent(share), f"{percent(low)} to {percent(high)}"] for label, share, low, high in rows]
-    drawing = _SVG % (WIDTH, height, title, Markup().join(parts))
-    return _FIGURE % (title, "", drawing, table(["value", "share", "95 % interval"], data))
-
-
 def _drawing(lines: Mapping[str, Points], x_label: str, write: Write) -> Markup:
     xs, ys = ([point[i] for points in lines.values() for point in points] for i in (0, 1))
     xs, ys = ticks([0.0, *xs]), ticks(ys)
@@ -126,25 +106,27 @@ def _drawing(lines: Mapping[str, Points], x_label: str, write: Write) -> Markup:
 
 
 def forest(shape: Shape) -> Markup:
-    """Return the scores of an additive model's levels, a row each, with the band of the noise."""
+    """Return the scores of an additive model's levels, with the band of the noise."""
     half = shape.half_widths or [0.0] * len(shape.labels)
-    bands = [(score - h, score, score + h) for score, h in zip(shape.scores, half, strict=True)]
-    xs = ticks([end for band in bands for end in band])
-    left, right, bottom = WIDTH * 0.36, WIDTH - _RIGHT, _TOP + len(bands) * _ROW
-    parts = [_TEXT % ((left + right) / 2, bottom + _BOTTOM - 4, "middle", "score")]
+    rows = [(label, v, v - h, v + h) for label, v, h in zip(shape.labels, shape.scores, half, strict=True)]
+    return intervals(shape.title, rows, "score", lambda value: f"{value:.3f}")
+
+
+def intervals(title: str, rows: Sequence[tuple[str, float, float, float]], what: str, write: Write) -> Markup:
+    """Return a row for each (label, value, low, high): a dot on its interval."""
+    xs = ticks([end for _, *ends in rows for end in ends])
+    left, right, bottom = WIDTH * 0.36, WIDTH - _RIGHT, _TOP + len(rows) * _ROW
+    parts = [_TEXT % ((left + right) / 2, bottom + _BOTTOM - 4, "middle", what)]
     for t in xs:
         x = _position(t, xs, left, right)
         parts += [_RULE % (x, x, _TOP, bottom), _TEXT % (x, bottom + 17, "middle", number(t))]
-    for i, (label, band) in enumerate(zip(shape.labels, bands, strict=True)):
-        (low, x, high), y = (_position(end, xs, left, right) for end in band), _TOP + (i + 0.5) * _ROW
+    for i, (label, *band) in enumerate(rows):
+        (x, low, high), y = (_position(end, xs, left, right) for end in band), _TOP + (i + 0.5) * _ROW
         parts += [_TEXT % (left - 7, y + 4, "end", label[:24]), _DOT % (x, y, _LOOKS[0][0])]
         parts.append(_LINE % (f"{low:.1f},{y:.1f} {high:.1f},{y:.1f}", _LOOKS[0][0], "none"))
-    head = ["level", "score", "noise"]
-    rows = [[label, f"{band[1]:.3f}", f"± {h:.3f}"] for label, band, h in zip(shape.labels, bands, half, strict=True)]
-    if shape.half_widths is None:
-        head, rows = head[:2], [row[:2] for row in rows]
-    drawing = _SVG % (WIDTH, bottom + _BOTTOM, f"{shape.title}: score of each level", Markup().join(parts))
-    return _FIGURE % (shape.title, "", drawing, table(head, rows))
+    data = [[label, write(value), f"{write(low)} to {write(high)}"] for label, value, low, high in rows]
+    drawing = _SVG % (WIDTH, bottom + _BOTTOM, f"{title}: {what} of each level", Markup().join(parts))
+    return _FIGURE % (title, "", drawing, table(["level", what, "95 % interval"], data))
 
 
 def figures(view: RunView) -> list[Markup]:

@@ -17,16 +17,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
-    ValidationError,
-    WithJsonSchema,
-    create_model,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, WithJsonSchema, create_model, model_validator
 
 from privsgp.accounting.mechanisms import Accountant, nominal
 from privsgp.algorithms import ALGORITHMS, PushSum
@@ -55,6 +46,8 @@ from privsgp.runs.refusals import AUTO, CLIP, GONE, close, refusal
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+    from pydantic import ModelWrapValidatorHandler
+
     Rules = Iterator[tuple[object, str, str]]  # whether keys exclude each other, the keys, what to do
 
 PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses
@@ -72,7 +65,6 @@ def _one_of(known: Collection[str], *, unsaid: str | None = None) -> AfterValida
     return AfterValidator(check)
 
 
-_OF_PERSONS = set(PersonOptions.model_fields)
 _FILE_OR_TABLE = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]})
 _SiteName = Annotated[str, Field(pattern=r"^\w[\w.-]{0,63}$")]
 # pydantic has a method `schema`, deprecated for years, that the key of [data] hides.
@@ -118,17 +110,12 @@ class Data(PersonOptions, Options):
     @property
     def persons(self) -> PersonOptions | None:
         """How rows are grouped by person; None: each row is a record of its own."""
-        return None if self.person is None else PersonOptions(**self.model_dump(include=_OF_PERSONS))
+        return None if self.person is None else self
 
     @property
     def tokens(self) -> int | None:
         """How many tokens there are, where inputs are some: as given, or those of texts."""
         return self.vocabulary if self.text is None else self.text.size
-
-    @property
-    def own_records(self) -> bool:
-        """Whether each node brings its own records, and none is moved by how many there are elsewhere."""
-        return self.path is not None or self.name == SITES
 
     @model_validator(mode="before")
     @classmethod
@@ -221,7 +208,6 @@ class AlgorithmSection(_Planned, UpdateOptions, FinalModel):
     steps: Count = option(300, "K: steps with a gradient and its noise; each is paid for")
     local_steps: Count = option(1, "τ: steps of a message: nodes send after every τ-th of the K steps")
     step_size: Positive | Literal["theory"] = option(0.2, "γ; theory: √(n/K)")
-    sampling: Literal["poisson", "fixed"] = option("poisson", "a coin a sample, or batches of one size")
     trust: Trust | None = option(None, "what an adversary sees; left out: the method's own")
     may_be_auto: ClassVar[tuple[str, ...]] = AUTO
 
@@ -507,8 +493,6 @@ class Config(Options):
             yield used and not pushed, f"{key} algorithm.name", remedy
         remainder = a.steps % a.local_steps and "steps" not in a.auto
         yield remainder, "algorithm.local_steps algorithm.steps", "take K that it divides: K counts local steps too"
-        parts = a.sampling == "fixed" and a.batch != int(a.batch)
-        yield parts, "algorithm.batch algorithm.sampling", "give a whole number"
         apart = a.final_mixing and method.network in ("server", "alone")
         yield apart, "algorithm.final_mixing algorithm.name", "leave it out: its nodes have no neighbours to mix with"
         slow = bool(c.stragglers) != (c.slowdown > 1)
@@ -608,10 +592,6 @@ class Config(Options):
             },
         )
 
-    def with_algorithm(self, **values: Any) -> Config:  # noqa: ANN401 - keys of the section
-        """Return the same configuration with other values in [algorithm], checked anew; nothing is "auto" any more."""
-        return self.with_section("algorithm", **values)
-
     def with_section(self, which: str, /, **values: Any) -> Config:  # noqa: ANN401 - keys of the section
         """Return the same configuration with other values in a section; what its component has no use for goes."""
         kept = getattr(self, which).model_dump()
@@ -704,7 +684,7 @@ def _started(path: Path) -> tuple[Config, dict[str, Any]]:
     gone = _drop_gone(values)
     config = parse(values, base=path.parent)
     if "difference_scale" not in config.algorithm.model_fields_set and hasattr(config.algorithm, "difference_scale"):
-        config = config.with_algorithm(difference_scale=1.0)
+        config = config.with_section("algorithm", difference_scale=1.0)
     return config, gone
 
 

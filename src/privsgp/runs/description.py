@@ -10,13 +10,13 @@ import numpy as np
 from privsgp.accounting.shown import up
 from privsgp.accounting.statements import statements
 from privsgp.data.draft import balance, rounded
-from privsgp.data.schema import Category, Number, YesNo, parse
+from privsgp.data.schema import Category, Number, Schema, YesNo, parse
 from privsgp.engine.formats import Described
 from privsgp.errors import Refused
 from privsgp.files import read_json, write_json
 from privsgp.runs import sums
 from privsgp.runs.problem import unencoded
-from privsgp.statistics.columns import Numbers, Values, described, norm
+from privsgp.statistics.columns import Column, Numbers, Values, described, norm
 from privsgp.statistics.estimates import Groups
 from privsgp.statistics.moments import Moments
 from privsgp.statistics.survival import Times
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.data.dataset import Dataset
-    from privsgp.data.schema import Schema
     from privsgp.runs.config import Config
     from privsgp.runs.sums import Array, Total
-    from privsgp.statistics.columns import Column
 
 NAME = "description.json"
 

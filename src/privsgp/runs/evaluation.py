@@ -12,32 +12,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsgp.accounting.book import Book
+from privsgp.accounting.book import Book, Records
 from privsgp.accounting.shown import up
 from privsgp.accounting.statements import statements
-from privsgp.data.schema import Number
+from privsgp.data.schema import Number, Schema
 from privsgp.engine.folder import Folder
 from privsgp.engine.formats import Evaluated
 from privsgp.errors import Refused
 from privsgp.files import read_json, write_json
 from privsgp.runs import booked, description, sums
 from privsgp.runs import config as configs
-from privsgp.runs.problem import unencoded
+from privsgp.runs.problem import Problem, unencoded
 from privsgp.runs.resolve import pooled
 from privsgp.runs.result import EVALUATION as NAME
-from privsgp.runs.result import best_model, digest, load
+from privsgp.runs.result import Result, best_model, digest, load
 from privsgp.statistics.estimates import NONE, Confusion, Groups, Residuals, Scores
 from privsgp.statistics.survival import Risks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from privsgp.accounting.book import Records
     from privsgp.data.dataset import Dataset
-    from privsgp.data.schema import Schema
     from privsgp.runs.config import Config
-    from privsgp.runs.problem import Problem
-    from privsgp.runs.result import Result
     from privsgp.runs.sums import Array, Total
 
     Say = Callable[[str], None]
@@ -73,7 +69,9 @@ def on_files(run: Path, template: str, changes: Sequence[str], say: Say = print)
     config = started.with_section("data", path=str(Path(template).resolve()), test_path=None, sizes=None)
     config = configs.parse(config.model_dump(), changes, Path())
     if None not in (who := {config.data.person, started.data.person}) and len(who) > 1:
-        raise Refused(f"data.person = {config.data.person!r}, and {run} has {started.data.person!r}", "take the same")
+        raise Refused(
+            f"{run} counts persons by {started.data.person!r}, not by {config.data.person!r}", "take the same"
+        )
     config, problem = pooled(config, unencoded(config, None, range(config.data.nodes)))
     refuse_trained(config, Folder(run).run or "", _records(problem), say)
     return _evaluated(run, config, problem, say)
@@ -160,7 +158,7 @@ def refuse_other_side(config: Config, run: str, held: Mapping[int, Records]) -> 
         return
     _refuse_other_unit(config, run)
     book = Book()
-    known = book.sets_of({booked.held_out(run)})
+    known = book.sets_of({f"{run}/{booked.HELD_OUT}"})
     for node, own in held.items():
         if not any(np.array_equal(book.keyed(own.hashes), one) for one in known.get(node, [])):
             raise Refused(
@@ -270,7 +268,7 @@ def written(config: Config, result: Result, model: Path, total: Total, folder: P
     found = total.facts | {
         "model": digest(model), "held_out": total.samples, "added": why_added(config),
         "trained": _trained(result, config),
-        "metrics": [e.to_json() for e in made.estimates(total.cells, total.count, sigma)],
+        "metrics": [e._asdict() for e in made.estimates(total.cells, total.count, sigma)],
         "curves": made.curves(total.cells, total.count, sigma) if isinstance(made, Scores | Risks) else {},
     }  # fmt: skip
     if isinstance(made, Scores):  # what `calibrate` needs: post-processing of the released counts

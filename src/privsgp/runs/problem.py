@@ -26,6 +26,7 @@ from privsgp.metrics import Measure
 from privsgp.outside import From1
 from privsgp.runs import booked
 from privsgp.runs.budgets import per_node
+from privsgp.runs.config import SITES, Config, EvaluationSection
 from privsgp.seeds import public_seed
 from privsgp.transport.rendezvous import greet
 from privsgp.transport.world import World, blocks
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.book import Records
     from privsgp.data.hashes import Hashes
-    from privsgp.runs.config import Config, EvaluationSection
 
 
 @dataclass(frozen=True)
@@ -329,7 +329,7 @@ def layout(config: Config) -> str:
         text = d.model_dump_json(include={"path", "nodes"} | (names.keys() if "{site}" in d.path else set()))
     else:  # in the words it was always told in: ledgers of earlier runs are compared with it
         values = {"name": d.name, "nodes": d.nodes, "partition": d.partition}
-        values |= {"alpha": getattr(d, "alpha", 0.5), "sizes": d.sizes} | (names if d.own_records else {})
+        values |= {"alpha": getattr(d, "alpha", 0.5), "sizes": d.sizes} | (names if d.name == SITES else {})
         text = f"{config.seed}/{json.dumps(values, separators=(',', ':'))}"
     return hashlib.sha256(f"privsgp/layout/{text}".encode()).hexdigest()
 

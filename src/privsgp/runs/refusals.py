@@ -112,6 +112,7 @@ GONE: dict[str, tuple[str, Any]] = {
     "algorithm.anchor_probability": ("leave it out: it is b/J", None),
     "algorithm.compressor": ("leave it out: algorithm.kept = 0.05 makes messages shorter", "none"),
     "algorithm.block": ("leave it out: each sample has its own entry; 'privsgp' keeps no table", None),
+    "algorithm.sampling": ("leave it out: each sample is drawn by its own coin", "poisson"),
     "algorithm.unit_steps": ("leave it out: algorithm.step_size and privacy.clip set the length of a step", False),
     "algorithm.average_decay": ("leave it out: algorithm.average = 'tail' averages the last steps", None),
     "algorithm.table_place": (

@@ -87,4 +87,4 @@ def make_graph(config: Config) -> graph.Graph:
     if algorithm.network == "undirected" and not algorithm.asynchronous:  # pairs average evenly, whatever their shares
         graph.check_symmetric(network)
     every = config.algorithm.local_steps
-    return network if every == 1 else graph.EveryFew(network, every)
+    return network if every == 1 else graph.every_few(network, every)

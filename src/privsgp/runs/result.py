@@ -36,16 +36,7 @@ from privsgp.files import read_json, write_json
 from privsgp.gradients import Layout
 from privsgp.runs import card as cards
 from privsgp.runs import charts, views
-from privsgp.runs.rows import (
-    checked,
-    encoded_rows,
-    labelled_rows,
-    labels,
-    refuse_records,
-    schema_of,
-    times_of,
-    unit_of,
-)
+from privsgp.runs.rows import checked, encoded_rows, labelled_rows, labels, refuse_records, schema_of, times_of, unit_of
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

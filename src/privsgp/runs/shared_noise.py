@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from privsgp.accounting.pairwise import PairwiseCovariance
 from privsgp.accounting.sharing import solve
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.errors import Refused
@@ -12,10 +12,18 @@ from privsgp.errors import Refused
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from privsgp.accounting.pairwise import PairwiseCovariance
     from privsgp.runs.config import Config
 
+_ASK = "nothing was signed: ask the proposer how it came about"
 _SIMILAR = 0.01  # by which shared noise that two sites computed may differ: a minimum is searched for
 _SAME = 1e-6  # between two correlations of equal sites
+
+
+def solved(config: Config, samples: Sequence[int], needed: Sequence[float]) -> PairwiseCovariance:
+    """Return pairwise noise that is worth, before the worst coalition, the σ_i that each node needs."""
+    weights = node_weights(config.algorithm.weights, samples, needed, shared=True)
+    return solve(needed, config.honest, config.pair_ratio, weights)
 
 
 def share_noise(
@@ -27,34 +35,19 @@ def share_noise(
 
     Guarantee: whatever was agreed, it is worth to each node what it needs, by this process's own count.
     """
-    weights = node_weights(config.algorithm.weights, samples, needed, shared=True)
-    found = solve(needed, config.honest, config.pair_ratio, weights)
+    found = solved(config, samples, needed)
     if agreed is None:
         return found
-    shared = PairwiseCovariance(tuple(agreed["own"]), agreed["pair"], None if weights is None else tuple(weights))
-    _refuse_other_noise(shared, found)
-    _refuse_too_little(shared, config.honest, needed)
-    return shared
-
-
-def _refuse_other_noise(agreed: PairwiseCovariance, found: PairwiseCovariance) -> None:
-    """Refuse noise that is not about what comes out here: more than is needed would spoil the model."""
-    for one, other in zip((*agreed.own, agreed.pair), (*found.own, found.pair), strict=True):
-        if not abs(one - other) <= _SIMILAR * other:
-            raise Refused(
-                f"the agreement has shared noise of variance {one:g} where {other:g} comes out here",
-                "nothing was signed: ask the proposer how it came about",
-            )
-
-
-def _refuse_too_little(shared: PairwiseCovariance, honest: int, needed: Sequence[float]) -> None:
-    """Refuse noise that is worth less to a node than it needs."""
-    for i, (effective, least) in enumerate(zip(shared.effective(honest), needed, strict=True)):
+    shared = dataclasses.replace(found, own=tuple(agreed["own"]), pair=agreed["pair"])
+    for one, other in zip((*shared.own, shared.pair), (*found.own, found.pair), strict=True):
+        if not abs(one - other) <= _SIMILAR * other:  # more than is needed would spoil the model
+            what = f"the agreement has shared noise of variance {one:g} where {other:g} comes out here"
+            raise Refused(what, _ASK)
+    for i, (effective, least) in enumerate(zip(shared.effective(config.honest), needed, strict=True)):
         if not effective >= least * (1 - 2.0**-20):
-            raise Refused(
-                f"the noise that the agreement has is worth σ = {effective:g} to node {i}, which needs {least:g}",
-                "nothing was signed: ask the proposer how it came about",
-            )
+            what = f"the noise that the agreement has is worth σ = {effective:g} to node {i}, which needs {least:g}"
+            raise Refused(what, _ASK)
+    return shared
 
 
 def correlation(config: Config, samples: Sequence[int]) -> float:
@@ -65,6 +58,5 @@ def correlation(config: Config, samples: Sequence[int]) -> float:
     p, needed = config.privacy, [1 / J for J in samples]
     if config.data.rows_per_person is None or isinstance(p.epsilon, list) or isinstance(p.delta, list):
         return 1.0
-    weights = node_weights(config.algorithm.weights, samples, needed, shared=True)
-    found = solve(needed, config.honest, config.pair_ratio, weights).correlation(config.honest, needed)
+    found = solved(config, samples, needed).correlation(config.honest, needed)
     return min(1.0, found * (1 + (_SAME if len(set(samples)) == 1 else _SIMILAR)))

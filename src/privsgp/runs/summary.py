@@ -109,7 +109,6 @@ def summary(
         "test_data": PUBLIC_TEST if spec.share_metrics else PRIVATE_TEST,
         "virtual_seconds": first["virtual_seconds"],
         "bytes_sent": outcome.bytes_sent,
-        "faults": outcome.faults,
         **{key: first[key] for key in ("finished", "seconds", "steps_per_second", "peak_memory_bytes")},
     }
 

@@ -19,7 +19,7 @@ import numpy as np
 from privsgp.accounting.shown import up
 from privsgp.errors import Refused
 from privsgp.runs import config as configs
-from privsgp.runs.problem import assembled
+from privsgp.runs.problem import Problem, assembled
 from privsgp.runs.train import release
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from privsgp.data.dataset import Dataset
     from privsgp.engine.spec import RunSpec
     from privsgp.runs.config import Config
-    from privsgp.runs.problem import Problem
 
     Array = NDArray[np.float64]
 

@@ -27,7 +27,7 @@ from privsgp.runs import card as cards
 from privsgp.runs import config as configs
 from privsgp.runs.build import build_run
 from privsgp.runs.problem import Problem, weights_digest
-from privsgp.runs.resolve import resolve
+from privsgp.runs.resolve import Resolved, resolve
 from privsgp.runs.result import Result, load_result
 from privsgp.runs.summary import FIRST, measured_by_first, summary
 from privsgp.transport.rendezvous import refuse_differences
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Watcher
     from privsgp.runs.config import Config
-    from privsgp.runs.resolve import Resolved
 
 
 def run(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp import metrics
 from privsgp.accounting.shown import bound, guess, one_in, percent_up, small, span_up, up
-from privsgp.accounting.statements import statements
+from privsgp.accounting.statements import Statement, statements
 from privsgp.engine.folder import Folder, read_metrics
 from privsgp.engine.formats import Plan, Summary
 from privsgp.errors import Refused
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from privsgp.accounting.statements import Statement
     from privsgp.runs.config import Config
 
 Rows = list[tuple[str, str]]
@@ -186,7 +185,7 @@ class RunView:
             counted = "" if start["counted"] else "not "
             lines += [f"started from the model of run {start['run'][:8]}; what that spent is {counted}counted here"]
         if self.elsewhere and self.config is not None:
-            lines += [f"the ledgers of {self.elsewhere} sites are not in this folder: they keep them"]
+            lines += [f"the other {self.elsewhere} sites keep their own ledgers, which are not in this folder"]
         return lines + self._of_a_person(worst) + self._trusted()
 
     def _of_a_person(self, worst: Site) -> list[str]:

@@ -18,7 +18,7 @@ import numpy as np
 from privsgp import __version__, devices, features
 from privsgp.accounting import accountant
 from privsgp.accounting.book import Total
-from privsgp.accounting.policy import refuse_spending, refused
+from privsgp.accounting.policy import Policy, refuse_spending, refused
 from privsgp.accounting.shown import up
 from privsgp.data.dataset import PersonRows
 from privsgp.devices import chosen_device
@@ -35,7 +35,7 @@ from privsgp.runs.result import read_model
 from privsgp.sites import continuing
 from privsgp.sites.canonical import digest
 from privsgp.sites.protocol.increments import increment_bytes
-from privsgp.sites.study import FORMAT, PROTOCOL, Study, text_of
+from privsgp.sites.study import FORMAT, PROTOCOL, Continues, Limits, Study, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -43,14 +43,12 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from privsgp.accounting.policy import Policy
     from privsgp.data import Dataset
     from privsgp.engine.spec import RunSpec
     from privsgp.graph import Graph
+    from privsgp.runs.budgets import Earlier
     from privsgp.runs.config import Config
-    from privsgp.runs.phases import Phase
     from privsgp.sites.identity import Card
-    from privsgp.sites.study import Continues, Limits
 
     Fault = tuple[bool, str, str]  # whether it is there, what is wrong, and what to do
 
@@ -116,7 +114,7 @@ class Agreement(Study):
         yield limits.fewest > n, f"fewest = {limits.fewest} with {n} sites", "take at most their number"
         what = f"staleness = {limits.staleness} with a graph that uses a link every {period} steps"
         yield limits.staleness < period, what, f"take at least {period}"
-        what = f"max_update = {limits.max_update} with {self.algorithm}, whose steps have any length"
+        what = f"max_update = {limits.max_update} with {self.config.algorithm.name}, whose steps have any length"
         remedy = "leave --max-update out, or take an algorithm that clips gradients"
         yield limits.max_update is not None and self.step_norm is None, what, remedy
         for link in sorted(self.links):
@@ -174,11 +172,6 @@ class Agreement(Study):
         return self.config.sum.kind is not None
 
     @property
-    def algorithm(self) -> str:
-        """The algorithm's name."""
-        return self.config.algorithm.name
-
-    @property
     def honest(self) -> int | None:
         """How many sites have to be honest for ε to hold, oneself included, where noise is shared."""
         return self.config.honest if self.config.pairwise else None
@@ -224,7 +217,7 @@ class Agreement(Study):
         if self.continues is not None and self.continues.starts_from_model:
             _load(problem.model, start)
         resolved = resolve(config, problem.encoded(chosen_device(device)))
-        spec = build_run(resolved, agreed=self.values, phases=_phases(self, config))
+        spec = build_run(resolved, agreed=self.values, earlier=continuing.earlier(self, config))
         self._refuse_other(spec, problem.encoder)
         self._refuse_other_budget(spec, node)
         return spec
@@ -241,8 +234,8 @@ class Agreement(Study):
             )  # fmt: skip
         if policy.weights is not None and self.weights > policy.weights:
             raise refused(f"weights = {policy.weights:,}, and the agreement's model has {self.weights:,}")
-        if policy.algorithms is not None and self.algorithm not in policy.algorithms:
-            raise refused(f"algorithms = {policy.algorithms}, and the agreement's is {self.algorithm!r}")
+        if policy.algorithms is not None and (name := self.config.algorithm.name) not in policy.algorithms:
+            raise refused(f"algorithms = {policy.algorithms}, and the agreement's is {name!r}")
         if policy.fewest is not None and self.limits.fewest < policy.fewest:
             raise refused(f"fewest = {policy.fewest}, and the agreement continues with {self.limits.fewest} sites")
         honest = [one.honest for one in continuing.phases(self, node) if one.shared is not None]
@@ -312,10 +305,6 @@ def _refuse(faults: Iterable[Fault], where: str = "") -> None:
             raise Refused(where + what, remedy)
 
 
-def _phases(study: Study, config: Config) -> list[list[Phase]]:
-    return [continuing.phases(study, node) for node in range(len(study.roster))] if config.private else []
-
-
 def _load(model: nn.Module, start: Path | None) -> None:
     """Put the agreed first weights into a model."""
     if start is None or not start.exists():
@@ -369,7 +358,7 @@ def propose(
         values["continues"] = continues.model_dump(by_alias=True, exclude_unset=True)
     study = Study.of(values, name)
     _refuse(continuing.faults(study, config))
-    return Agreement.of(values | _noise(config, dataset, _phases(study, config)), name)
+    return Agreement.of(values | _noise(config, dataset, continuing.earlier(study, config)), name)
 
 
 def refuse_counted(config: Config, file: Path, dataset: Dataset) -> None:
@@ -392,7 +381,7 @@ def _budgets(config: Config) -> dict[str, list[Any]]:
     return {"epsilon": list(epsilon), "delta": list(per_node(config.privacy.delta, n))}
 
 
-def _noise(config: Config, like: Dataset, phases: Sequence[Sequence[Phase]]) -> dict[str, Any]:
+def _noise(config: Config, like: Dataset, earlier: Earlier) -> dict[str, Any]:
     """Return every node's noise, calibrated from public numbers alone: the samples here are made up."""
     J, most = (config.data.sizes or [1])[0], config.data.rows_per_person
     persons = None if most is None else PersonRows(np.arange(2 * J, dtype=np.uint64).reshape(J, 2), most)
@@ -402,7 +391,7 @@ def _noise(config: Config, like: Dataset, phases: Sequence[Sequence[Phase]]) -> 
     )  # fmt: skip
     config = config.with_section("engine", device="cpu")
     problem = assembled(config, blank, [np.arange(J)], range(1), config.data.sizes or ())
-    p = build_run(resolve(config, problem.encoded(chosen_device("cpu"))), phases=phases).protection
+    p = build_run(resolve(config, problem.encoded(chosen_device("cpu"))), earlier=earlier).protection
     shared = None if p.covariance is None else {"own": list(p.covariance.own), "pair": p.covariance.pair}
     return {"sigma": [m.sigma for m in p.mechanisms], "shared_noise": shared}
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from safetensors.torch import load_file
 
-from privsgp import models
 from privsgp.accounting import ledger
 from privsgp.accounting.book import Book
 from privsgp.accounting.ledger import Ledger
-from privsgp.data.dataset import Dataset
+from privsgp.data.dataset import nobody
 from privsgp.engine import checkpoint
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
@@ -25,7 +23,7 @@ from privsgp.runs import config as configs
 from privsgp.runs.problem import first_model
 from privsgp.runs.train import save_model
 from privsgp.sites import signed
-from privsgp.sites.agreement import propose
+from privsgp.sites.agreement import Agreement, propose
 from privsgp.sites.protocol.pairs import delete
 from privsgp.sites.store import Store
 from privsgp.sites.study import Continues
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from privsgp.runs.config import Config
-    from privsgp.sites.agreement import Agreement
     from privsgp.sites.identity import Card, Site
 
 _PER_NODE = (("privacy", "epsilon"), ("privacy", "delta"), ("privacy", "sigma"), ("algorithm", "weights"))
@@ -91,9 +88,10 @@ def amend(ended: Agreement, site: Site, folder: Path, changes: Changes, output: 
     relay = {card.identity: changes.replaced.get(card.name) for card in ended.roster if card.name in revoked}
     carrier = ended.relay and relay.get(ended.relay.identity, ended.relay)
     limits = ended.limits.model_copy(update={"fewest": min(ended.limits.fewest, len(cards))})
+    blank = nobody(ended.sample.shape, ended.sample.target, ended.sample.classes, config.data.tokens)
     made = propose(
-        config, cards, _nobody(ended, config), name=output.stem, limits=limits, days=days, relay=carrier,
-        continues=continues, start=None if start is None else model,
+        config, cards, blank, name=output.stem, limits=limits, days=days, relay=carrier, continues=continues,
+        start=None if start is None else model,
     )  # fmt: skip
     made.write(output)
     return made
@@ -182,11 +180,3 @@ def _config(ended: Agreement, kept: Sequence[int], changes: Changes, cards: Sequ
             values[section][key] = [given[i] for i in kept]
     values["algorithm"]["steps"] = (ended.steps - known) // every * every or ended.steps
     return configs.parse(values, list(changes.settings))
-
-
-def _nobody(ended: Agreement, config: Config) -> Dataset:
-    """Return a sample of nobody, with the agreed shape."""
-    sample, labelled = ended.sample, models.task(config.model.loss) == "classification"
-    x = np.zeros((1, *sample.shape), np.float32 if config.data.tokens is None else np.int64)
-    y = np.zeros((1, *sample.target), np.int64 if labelled else np.float32)
-    return Dataset("nobody", x, y, None, None, sample.classes, vocabulary=config.data.tokens)

@@ -6,23 +6,76 @@ what every node has released before.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from privsgp.accounting.compound import Continued, Shared
+from privsgp.accounting.pairwise import PairwiseCovariance
+from privsgp.algorithms import ALGORITHMS
+from privsgp.algorithms.update_rule import node_weights
 from privsgp.runs import config as configs
-from privsgp.runs.phases import Phase
-from privsgp.sites.study import PROTOCOL
+from privsgp.runs.budgets import batch_sizes, settings
+from privsgp.sites.study import PROTOCOL, Continues, Study
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.runs.budgets import Earlier
     from privsgp.runs.config import Config
     from privsgp.sites.identity import Card
-    from privsgp.sites.study import Continues, Study
 
     Fault = tuple[bool, str, str]
 
 _ASK = "ask for a study that `privsgp agree amend` wrote"
 _MAY_CHANGE = {"nodes", "sizes", "sites", "partition"}  # of [data]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The releases of one node in a run that has ended, as all sites agreed on that run.
+
+    `shared` is its pairwise noise, if any: each node's own variances, and that of a pair. `honest` is how many of its
+    nodes are taken to be honest, this one included: 1 where another site may know the node's pair secrets.
+    """
+
+    config: Config
+    samples: Sequence[int]
+    sigma: Sequence[float]
+    shared: tuple[Sequence[float], float] | None
+    node: int
+    releases: int
+    honest: int
+
+    def mechanism(self, slack: float, coordinates: int, honest: int) -> Mechanism:
+        """Return what was released, if at most `honest` nodes were honest.
+
+        Guarantee: as `PairwiseCovariance.effective`, for every set of so many honest nodes of that run.
+        """
+        c, i = self.config, self.node
+        made = ALGORITHMS[c.algorithm.name].mechanism(
+            settings(c), sigma=self.sigma[i], batch=batch_sizes(c, self.samples)[i], samples=self.samples[i],
+            kappa=slack,
+        ).changed(coordinates=coordinates)  # fmt: skip
+        if self.shared is None:
+            return made
+        weights = node_weights(c.algorithm.weights, self.samples, self.sigma, shared=True)
+        own, pair = self.shared
+        noise = PairwiseCovariance(tuple(own), pair, None if weights is None else tuple(weights))
+        h = min(self.honest, honest)
+        return Shared(made.with_sigma(noise.effective(h)[i]), h, noise.nodes - 1, min(noise.own_sigma))
+
+
+def earlier(study: Study, config: Config) -> Earlier:
+    """Return what counts a node's mechanism together with all that the node released in the runs before."""
+    each = [phases(study, node) if config.private else [] for node in range(len(study.roster))]
+
+    def counted_with(node: int, mechanism: Mechanism, honest: int) -> Mechanism:
+        slack, coordinates = mechanism.kappa, mechanism.coordinates
+        known = [(one.mechanism(slack, coordinates, honest), one.releases) for one in each[node] if one.releases]
+        return Continued(mechanism, tuple(known)) if known else mechanism
+
+    return counted_with
 
 
 def phases(study: Study, node: int, revoked: frozenset[str] = frozenset()) -> list[Phase]:
@@ -42,6 +95,16 @@ def phases(study: Study, node: int, revoked: frozenset[str] = frozenset()) -> li
     noise = None if shared is None else (shared.own, shared.pair)
     own = Phase(config, ended.samples, ended.sigma, noise, i, c.releases[node], honest)
     return [*phases(ended, i, revoked), own]
+
+
+def counted_lines(study: Study) -> list[str]:
+    """Say, of each site, what it released in the runs that a study continues, and on which trust that rests."""
+    return [
+        f"{card.name}: {one.releases} releases of an earlier run count too"
+        + (f", if {one.honest} of its {len(one.samples)} sites were honest" if one.shared else "")
+        for node, card in enumerate(study.roster)
+        for one in phases(study, node)
+    ]
 
 
 def budget(study: Study, node: int) -> str:
@@ -101,7 +164,12 @@ def _roster_faults(study: Study, c: Continues) -> Iterator[Fault]:
         other = i is not None and card.identity != c.study.roster[i].identity
         unrevoked = other and c.study.roster[i or 0].identity not in c.revoked
         yield unrevoked, f"{card.name} has another key than in the run that it continues", "revoke the key before it"
-    used = [card for card in revoked_cards(study) for now in study.trusted if _shares_key(card, now)]
+    used = [
+        card
+        for card in revoked_cards(study)
+        for now in study.trusted
+        if any(getattr(card, key) == getattr(now, key) for key in ("identity", "exchange", "authority"))
+    ]
     names = ", ".join(card.name for card in used)
     yield bool(used), f"a revoked key of {names} is used again", "make a new one: `privsgp site init` in a new folder"
 
@@ -114,10 +182,6 @@ def revoked_cards(study: Study) -> list[Card]:
         study = study.continues.study
         found += [card for card in study.roster if card.identity in revoked]
     return found
-
-
-def _shares_key(one: Card, other: Card) -> bool:
-    return one.identity == other.identity or one.exchange == other.exchange or one.authority == other.authority
 
 
 def _same(config: Config, study: Study) -> dict[str, Any]:

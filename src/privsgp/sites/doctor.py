@@ -104,9 +104,10 @@ def _port(site: Site, agreement: Agreement) -> str:
     """Try to listen where this site says it does."""
     if site.listen is None:
         return "none: this site dials out only"
-    host, port = _split(site.listen)
+    host, _, port = site.listen.rpartition(":")
+    host = host.strip("[]")
     try:
-        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+        with socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return f"can listen at {site.listen}; others dial {site.card.address}"
     except OSError as error:
         if any(Folder(run).run == agreement.run and _in_use(run) for run in _runs(agreement)):
@@ -135,8 +136,3 @@ def _peer(card: Card, site: Site, agreement: Agreement) -> str:
         if error.code() != grpc.StatusCode.UNIMPLEMENTED:
             raise Refused(*cause_of(error, site, card, agreement.command(card))) from error
     return f"{card.address} answers with the key of its card, and accepts this site"
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)

@@ -349,11 +349,11 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
     own = {
         "name": network.site.name, "node": node, "run": agreement.run, "w": float(outcome.state.w[0]),
         "model_norm": norm, "weight_of_all": outliers.weight_of_all(network.members.gone()),
-        "incarnation": network.members.incarnation, "messages": outcome.faults, "refused": network.audit.counts(),
-        "warnings": network.audit.warnings(), "roster": roster,
+        "incarnation": network.members.incarnation, "messages": network.transport.report(),
+        "refused": network.audit.counts(), "warnings": network.audit.warnings(), "roster": roster,
     }  # fmt: skip
     whole = summarised(spec, outcome, spent, measured, others, node)
-    return whole | {"name": agreement.name, "releases": releases, "faults": None, "site": own}
+    return whole | {"name": agreement.name, "releases": releases, "site": own}
 
 
 def _see_off(network: Network, say: Callable[[str], None], least: float = 0.0) -> None:

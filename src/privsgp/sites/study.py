@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field
 
@@ -18,10 +18,7 @@ from privsgp.files import loaded, read_bytes, replace, shaped
 from privsgp.options import Count, Options, Positive, option
 from privsgp.outside import Hash, Signature
 from privsgp.sites.canonical import canonical, digest
-from privsgp.sites.identity import Card
-
-if TYPE_CHECKING:
-    from privsgp.sites.identity import Site
+from privsgp.sites.identity import Card, Site
 
 FORMAT: Literal["privsgp-study"] = "privsgp-study"
 PROTOCOL = 2  # grows with every change of messages, and of what sites compute: releases of one protocol work together

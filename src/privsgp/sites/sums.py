@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsgp.data.dataset import Dataset
+from privsgp.data.dataset import Dataset, nobody
 from privsgp.data.hashes import hashes_of
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.runs import booked, description, evaluation, sums
 from privsgp.runs.problem import side
-from privsgp.runs.result import digest, of_model
+from privsgp.runs.result import Result, digest, of_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Outcome
     from privsgp.runs.config import Config
-    from privsgp.runs.result import Result
     from privsgp.sites.agreement import Agreement
 
     Also = list[tuple[str, bool, list[Records]]]
@@ -45,8 +44,7 @@ def like(config: Config, run: Path | None, sizes: Sequence[int], epsilon: float)
         model = evaluation.agreed_model(run)
         made = evaluation.study(config, sizes, of_model(model), model, Folder(run).run)
         length = evaluation.layout(made, of_model(model)).length
-    blank = Dataset("nobody", np.zeros((1, length), np.float32), np.zeros(1, np.float32), None, None, None)
-    return made, blank
+    return made, nobody((length,), (), None)
 
 
 def counted(
@@ -105,9 +103,3 @@ def result(agreement: Agreement, spec: RunSpec, outcome: Outcome, folder: Path, 
     if config.sum.kind == "description":
         return description.written(config, total, folder)
     return evaluation.written(config, _model(config, model), model, total, folder)
-
-
-def shown(found: dict[str, Any]) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """Return the rows and the statement of what a sum says."""
-    kind = description if "columns" in found else evaluation
-    return kind.rows_of(found), kind.statement(found)

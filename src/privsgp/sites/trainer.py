@@ -12,9 +12,9 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from privsgp.algorithms import Exchange, Release, State
+from privsgp.algorithms import Event, Exchange, Release, State
 from privsgp.engine import checkpoint
-from privsgp.engine.budget_guard import heads
+from privsgp.engine.budget_guard import BudgetGuard, heads
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.drive import RunDriver
 from privsgp.engine.trainer import Trainer
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from privsgp.algorithms import Event
-    from privsgp.engine.budget_guard import BudgetGuard
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.stopping import Stopping

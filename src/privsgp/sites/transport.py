@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from privsgp.errors import Interrupted, Refused
-from privsgp.sites.protocol.frames import Frame, Header, body_of
-from privsgp.sites.protocol.increments import rounded
-from privsgp.sites.protocol.mailbox import wait_for
+from privsgp.sites.protocol.frames import Frame, Header, Rejected, body_of
+from privsgp.sites.protocol.increments import Increment, rounded
+from privsgp.sites.protocol.mailbox import Outbox, wait_for
 from privsgp.sites.protocol.outliers import Arrival, Outliers
 from privsgp.transport.link import gathered, grown
 from privsgp.transport.protocol import Transport
@@ -28,10 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.sites.identity import Site
-    from privsgp.sites.protocol.frames import Rejected
     from privsgp.sites.protocol.gossip import Gossip
-    from privsgp.sites.protocol.increments import Increment
-    from privsgp.sites.protocol.mailbox import Outbox
     from privsgp.transport.link import Sums
     from privsgp.transport.rounding import Rounding
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -34,11 +34,7 @@ class Values:
 
     name: str
     values: tuple[str, ...]
-
-    @property
-    def norm(self) -> float:
-        """One cell of weight 1."""
-        return 1.0
+    norm: ClassVar[float] = 1.0  # one cell of weight 1
 
     @property
     def length(self) -> int:
@@ -56,7 +52,7 @@ class Values:
         known = cells + (persons - cells.sum()) / len(cells)
         shares = [_share(name, one, persons, sigma) for name, one in zip(self.values, known[:-1], strict=True)]
         missing = _share("missing", known[-1], persons, sigma)
-        return {"shares": [one.to_json() for one in shares], "missing": missing.to_json()}
+        return {"shares": [one._asdict() for one in shares], "missing": missing._asdict()}
 
 
 @dataclass(frozen=True)
@@ -67,11 +63,7 @@ class Numbers:
     low: float
     high: float
     bins: int
-
-    @property
-    def norm(self) -> float:
-        """One cell of weight 1, and the place within the bin."""
-        return math.hypot(1.0, PLACE)
+    norm: ClassVar[float] = math.hypot(1, PLACE)  # one cell of weight 1, and the place within the bin
 
     @property
     def length(self) -> int:
@@ -117,8 +109,8 @@ class Numbers:
         ends = [f"{a:g} to {a + self._width:g}" for a in self._bin_starts]
         shares = [_share(name, one, persons, sigma) for name, one in zip(ends, counts, strict=True)]
         return {
-            "estimates": [one.to_json() for one in found], "shares": [one.to_json() for one in shares],
-            "missing": _share("missing", known[-1], persons, sigma).to_json(),
+            "estimates": [one._asdict() for one in found], "shares": [one._asdict() for one in shares],
+            "missing": _share("missing", known[-1], persons, sigma)._asdict(),
         }  # fmt: skip
 
     def _quantile(self, q: float, shares: Array, there: float, persons: int, sigma: float) -> Estimate:

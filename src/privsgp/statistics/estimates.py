@@ -10,9 +10,9 @@ The number of persons is public, so the cells are shifted to add up to it before
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -41,8 +41,7 @@ _REACH = 2.5  # of the log-odds around the share of class 1: an AUC of 0.8 has n
 _SIGNED = ("calibration_in_the_large", "net_benefit", "net_benefit_of_all")  # from −1 to 1
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A metric of a group of persons; without a value, about how many persons would be needed (None: unknown)."""
 
     metric: str
@@ -51,10 +50,6 @@ class Estimate:
     low: float | None = None
     high: float | None = None
     persons_needed: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
 
 
 def estimate(
@@ -112,6 +107,7 @@ class Scores:
     threshold: float
     groups: Groups = NONE
     repeated: bool = False  # whether scores may repeat
+    norm: ClassVar[float] = math.hypot(1, PLACE)  # one cell of weight 1, and the place within the bin
 
     @classmethod
     def of(
@@ -128,11 +124,6 @@ class Scores:
         kept = [float(e) for e in inner if 0 < e < 1 and abs(e - threshold) > 1e-9]
         inside = [threshold] if 0 < threshold < 1 else []
         return cls((0.0, *sorted({*kept, *inside}), 1.0), threshold, groups, repeated)
-
-    @property
-    def norm(self) -> float:
-        """One cell of weight 1, and at most a quarter for the place within the bin."""
-        return math.hypot(1, PLACE)
 
     @property
     def length(self) -> int:
@@ -154,9 +145,14 @@ class Scores:
 
     def estimates(self, cells: Array, persons: int, sigma: float) -> list[Estimate]:
         """Return all metrics of all groups; `sigma` is the noise of each cell."""
-        metrics = {"auc": _auc, "accuracy": self._accuracy, "sensitivity": self._sensitivity,
-                   "specificity": self._specificity, "calibration_in_the_large": self._in_the_large,
-                   "brier": self._brier}  # fmt: skip
+        metrics: dict[str, Metric] = {
+            "auc": _auc,
+            "accuracy": self._accuracy,
+            "sensitivity": lambda h: h[1, :-1][self._positive].sum() / h[1, :-1].sum(),
+            "specificity": lambda h: h[0, :-1][~self._positive].sum() / h[0, :-1].sum(),
+            "calibration_in_the_large": self._in_the_large,
+            "brier": self._brier,
+        }
         return [
             self._estimate(name, group, chosen, metric, cells, persons, sigma)
             for group, chosen in self.groups.chosen()
@@ -168,7 +164,7 @@ class Scores:
         chosen = self.groups.chosen()[0][1]
 
         def estimated(name: str, metric: Metric) -> dict[str, Any]:
-            return self._estimate(name, "all", chosen, metric, cells, persons, sigma).to_json()
+            return self._estimate(name, "all", chosen, metric, cells, persons, sigma)._asdict()
 
         def observed(b: int) -> Metric:
             return lambda h: h[1, b] / h[:, b].sum()
@@ -226,12 +222,6 @@ class Scores:
 
     def _accuracy(self, h: Tensor) -> Tensor:
         return (h[1, :-1][self._positive].sum() + h[0, :-1][~self._positive].sum()) / h[:, :-1].sum()
-
-    def _sensitivity(self, h: Tensor) -> Tensor:
-        return h[1, :-1][self._positive].sum() / h[1, :-1].sum()
-
-    def _specificity(self, h: Tensor) -> Tensor:
-        return h[0, :-1][~self._positive].sum() / h[0, :-1].sum()
 
     def _expected(self, h: Tensor) -> Tensor:
         """Return the sum of the probabilities of each label: the bins' left ends, and the places within the bins."""
@@ -306,11 +296,7 @@ class Confusion:
 
     classes: int
     groups: Groups = NONE
-
-    @property
-    def norm(self) -> float:
-        """One cell of weight 1."""
-        return 1.0
+    norm: ClassVar[float] = 1.0  # one cell of weight 1
 
     @property
     def length(self) -> int:
@@ -360,16 +346,8 @@ class Residuals:
     clip: float
     centre: float
     scale: float
-
-    @property
-    def norm(self) -> float:
-        """Six entries, each at most 1."""
-        return math.sqrt(6)
-
-    @property
-    def length(self) -> int:
-        """Six."""
-        return 6
+    length: ClassVar[int] = 6
+    norm: ClassVar[float] = math.sqrt(6)  # each entry is at most 1
 
     def rows(self, predicted: Array, y: Array) -> Array:
         """Return each row's vector, from predictions and targets in the unit of the table."""

@@ -53,16 +53,17 @@ class Moments:
     def described(self, cells: Array, persons: int, sigma: float) -> dict[str, Any]:
         """Return correlations with the target and a ridge regression, with intervals of sampling error and noise."""
         (mean, c), noise = self._moments(cells, persons), sigma / persons
-        fitted, spread = ridge(c, persons, noise), np.maximum(np.diag(c), noise)
+        path, spread = ridge(c, persons, noise), np.maximum(np.diag(c), noise)
         scale = np.sqrt(spread[:-1] * spread[-1])
         found = []
         for name, r, unit, x in zip(self.names, c[:-1, -1] / scale, scale, spread, strict=False):
             variance = noise**2 * (0.5 / unit**2 + r * r / 4 * (x**-2 + spread[-1] ** -2))
             found.append(estimate("correlation", name, r, 1 / persons, variance, persons, widest=_FAR, ends=(-1, 1)))
-        best, weights = fitted.best, fitted.best.weights
+        best = max(path, key=lambda one: one.r2)
+        weights = best.weights
         # The means that the moments are centred by are noisy too.
         centring = 4 * float(np.append(weights, -1.0) @ mean) * best.length * noise / self.bound
-        variance = fitted.noise(best) + (centring / spread[-1]) ** 2
+        variance = best.noise * (noise / spread[-1]) ** 2 + (centring / spread[-1]) ** 2
         found.append(
             estimate("R² of ridge regression", self.names[-1], best.r2, 4 * (1 - best.r2) ** 2 / persons, variance,
                      persons, widest=_FAR, ends=(-math.inf, 1.0))
@@ -70,9 +71,9 @@ class Moments:
         model = {
             "lambda": best.penalty, "weights": dict(zip(self.names[:-1], weights.tolist(), strict=True)),
             "constant": float(mean[-1] - weights @ mean[:-1]),
-            "path": [{"lambda": one.penalty, "weights": one.weights.tolist(), "r2": one.r2} for one in fitted.path],
+            "path": [{"lambda": one.penalty, "weights": one.weights.tolist(), "r2": one.r2} for one in path],
         }  # fmt: skip
-        return {"estimates": [one.to_json() for one in found], PATH: model}
+        return {"estimates": [one._asdict() for one in found], PATH: model}
 
     def _moments(self, cells: Array, persons: int) -> tuple[Array, Array]:
         p = len(self.names)
@@ -96,26 +97,14 @@ class Fit:
         """The length of (weights, −1): noise N in the moments moves the residual's variance by v'Nv."""
         return math.hypot(*self.weights, 1.0)
 
-
-@dataclass(frozen=True)
-class Path:
-    """The fits of several λ, from moments with noise of this deviation on the diagonal, and 1/√2 of it elsewhere."""
-
-    path: list[Fit]
-    deviation: float  # as a share of the target's variance
-
     @property
-    def best(self) -> Fit:
-        """The fit that explains most."""
-        return max(self.path, key=lambda one: one.r2)
-
-    def noise(self, one: Fit) -> float:
-        """Return the variance that noise brings to the R² of given weights."""
-        missed = 1 - one.r2
-        return self.deviation**2 * (one.length**4 - 2 * missed + missed**2)  # v'Nv holds the noise in the target too
+    def noise(self) -> float:
+        """The variance of this R², in units of the noise in the target's variance: v'Nv holds that too."""
+        missed = 1 - self.r2
+        return self.length**4 - 2 * missed + missed**2
 
 
-def ridge(c: Array, persons: int, noise: float) -> Path:
+def ridge(c: Array, persons: int, noise: float) -> list[Fit]:
     """Return the ridge regressions of the last variable on the others, from a covariance matrix with noise.
 
     λ is at least the norm of a matrix of such noise: so no direction that is mostly noise gets a large weight. Weights
@@ -133,4 +122,4 @@ def ridge(c: Array, persons: int, noise: float) -> Path:
         away = float((weights @ weights + 1) * np.sum(1 / stretched) + np.sum((vectors.T @ weights) ** 2 / stretched))
         of_sample = 2 * max(residual, 0.0) * float(np.sum(np.maximum(values, 0) / stretched)) / persons
         path.append(Fit(penalty, weights, 1 - (residual + noise**2 * away + of_sample) / yy))
-    return Path(path, noise / yy)
+    return path

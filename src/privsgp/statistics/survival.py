@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -67,11 +67,7 @@ class Times:
     name: str
     edges: tuple[float, ...]
     groups: Groups = NONE
-
-    @property
-    def norm(self) -> float:
-        """One cell of weight 1."""
-        return 1.0
+    norm: ClassVar[float] = 1.0  # one cell of weight 1
 
     @property
     def _each(self) -> int:
@@ -96,7 +92,7 @@ class Times:
             one for group, chosen in (each[1:] or each)
             for one in kaplan_meier(self.edges, group if each[1:] else self.name, padded, chosen, persons, sigma)
         ]  # fmt: skip
-        return {"estimates": [one.to_json() for one in found], "times": list(self.edges)}
+        return {"estimates": [one._asdict() for one in found], "times": list(self.edges)}
 
 
 def kaplan_meier(
@@ -122,6 +118,7 @@ class Risks:
     at: int
     groups: Groups = NONE
     repeated: bool = False
+    norm: ClassVar[float] = math.hypot(1, PLACE)  # one cell of weight 1, and the place within the bin
 
     @classmethod
     def of(
@@ -130,11 +127,6 @@ class Risks:
     ) -> Risks:  # fmt: skip
         """Return the bins of the risk of an event until `time`, one of the edges."""
         return cls(Scores.of(bins, 0.0).edges, tuple(edges), list(edges).index(time), groups, repeated)
-
-    @property
-    def norm(self) -> float:
-        """One cell of weight 1, and at most a quarter for the place within the bin."""
-        return math.hypot(1, PLACE)
 
     @property
     def length(self) -> int:
@@ -189,8 +181,8 @@ class Risks:
             one = estimate(
                 "observed", "all", *by_slope(observed, made, chosen, persons, sigma)[1:], persons, widest=_BIN
             )
-            calibrated.append(one.to_json() | {"from": ends[0], "to": ends[1]})
-        curve = [one.to_json() | {"time": time} for one, time in zip(km, self.edges, strict=True)]
+            calibrated.append(one._asdict() | {"from": ends[0], "to": ends[1]})
+        curve = [one._asdict() | {"time": time} for one, time in zip(km, self.edges, strict=True)]
         return {"survival": curve, "calibration": calibrated}
 
     def _cells(self, h: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 
@@ -50,24 +50,13 @@ class Transport(Protocol):
         """Return all nodes' x and w where the run has ended: in process 0, and None elsewhere."""
         return x, w
 
-    def report(self) -> dict[str, Any] | None:
-        """Return what a summary says of the network; None where there is nothing to say."""
-        return None
-
-
-def wild(rows: Tensor) -> int | None:
-    """Return the first row that can be no model: a number in it is not finite, or so large that its square is not."""
-    most = math.sqrt(torch.finfo(rows.dtype).max)
-    low, high = torch.aminmax(rows)
-    if bool(torch.maximum(-low, high) <= most):  # not so where one is not a number
-        return None
-    return int((rows.abs().amax(1) <= most).logical_not().nonzero()[0])
-
 
 def refuse_wild(k: int, rows: Tensor, nodes: Sequence[int], whose: str = "") -> None:
-    """End the run where a node's row can be no model."""
-    row = wild(rows)
-    if row is not None:
+    """End the run where a row can be no model: a number in it is not finite, or so large that its square is not."""
+    most = math.sqrt(torch.finfo(rows.dtype).max)
+    low, high = torch.aminmax(rows)
+    if not bool(torch.maximum(-low, high) <= most):  # so as well where one is not a number
+        row = int((rows.abs().amax(1) <= most).logical_not().nonzero()[0])
         finite = bool(rows[row].isfinite().all())
         how = f"holds {float(rows[row].abs().max()):.1g}, too large for a model," if finite else "is not finite"
         raise Diverged(k, f"the message of node {nodes[row]}{whose} {how}")

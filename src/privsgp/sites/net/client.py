@@ -18,25 +18,21 @@ from typing import TYPE_CHECKING
 from privsgp.options import Options
 from privsgp.outside import Whole
 from privsgp.sites.canonical import canonical
-from privsgp.sites.identity import tls_name
+from privsgp.sites.identity import Card, Site, tls_name
 from privsgp.sites.net.causes import Cause, cause_of
 from privsgp.sites.net.relay import Seal, collected, most
 from privsgp.sites.net.server import HELLO, PULL, SERVICE
 from privsgp.sites.net.tls import grpc
 from privsgp.sites.protocol import frames
-from privsgp.sites.protocol.frames import PIECE, Rejected
-from privsgp.sites.protocol.gossip import Node, Yours, read_message
-from privsgp.sites.protocol.mailbox import counted, wait_for
+from privsgp.sites.protocol.frames import PIECE, Frame, Rejected
+from privsgp.sites.protocol.gossip import Gossip, Node, Yours, read_message
+from privsgp.sites.protocol.mailbox import Outbox, counted, wait_for
 from privsgp.sites.protocol.peers import RELAY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from privsgp.sites.audit import Audit
-    from privsgp.sites.identity import Card, Site
-    from privsgp.sites.protocol.frames import Frame
-    from privsgp.sites.protocol.gossip import Gossip
-    from privsgp.sites.protocol.mailbox import Outbox
 
 BEAT = 1.0  # seconds between two hellos
 _FIRST, _LAST = 0.2, 15.0  # seconds between two attempts

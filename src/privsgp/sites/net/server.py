@@ -29,8 +29,8 @@ from privsgp.sites.net import relay as relays
 from privsgp.sites.net.tls import grpc
 from privsgp.sites.protocol import frames
 from privsgp.sites.protocol.frames import PIECE, Rejected
-from privsgp.sites.protocol.gossip import Newest, Node, read_message
-from privsgp.sites.protocol.mailbox import counted, wait_for
+from privsgp.sites.protocol.gossip import Gossip, Newest, Node, read_message
+from privsgp.sites.protocol.mailbox import Outbox, counted, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from privsgp.sites.audit import Audit
     from privsgp.sites.identity import Site
     from privsgp.sites.net.relay import Relay
-    from privsgp.sites.protocol.gossip import Gossip
-    from privsgp.sites.protocol.mailbox import Outbox
 
 SERVICE = "privsgp.Sites"
 HANDSHAKE = 5.0  # seconds for TLS

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -66,7 +66,7 @@ class Header:
 
     def text(self) -> bytes:
         """Return what is signed."""
-        return canonical(asdict(self))
+        return canonical(vars(self))
 
     @classmethod
     def read(cls, text: bytes) -> Header:

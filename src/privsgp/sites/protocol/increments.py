@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from privsgp.transport.rounding import width
+from privsgp.transport.rounding import Rounding, width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.transport.link import Sums
-    from privsgp.transport.rounding import Rounding
 
     Link = tuple[int, int]
 

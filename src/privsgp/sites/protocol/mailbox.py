@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsgp.sites.protocol.frames import Frame, Rejected, bytes_of, opened, read_body, refuse_body, refuse_head
-from privsgp.sites.protocol.increments import ReceivingEnd, SendingEnd
+from privsgp.sites.protocol.frames import Frame, Header, Rejected, bytes_of, opened, read_body, refuse_body, refuse_head
+from privsgp.sites.protocol.increments import Increment, ReceivingEnd, SendingEnd
 from privsgp.sites.store import Store
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.sites.agreement import Agreement
-    from privsgp.sites.protocol.frames import Header
-    from privsgp.sites.protocol.increments import Increment
     from privsgp.transport.rounding import Rounding
 
 _TICK = 0.5  # seconds after which a wait looks again: time passes, and people ask a site to stop

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from privsgp.errors import Refused
 from privsgp.files import sync_names, write_private
 from privsgp.randomness.pair_streams import PairStreams, derived
-from privsgp.sites.identity import load_key, private_pem
+from privsgp.sites.identity import Site, load_key, private_pem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from privsgp.randomness.pairwise import Ends
     from privsgp.sites.agreement import Agreement
-    from privsgp.sites.identity import Site
 
 WORD = "[0-9a-f]{192}"  # a run key and its site's signature
 _KEY = 64
