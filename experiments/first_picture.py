@@ -43,9 +43,10 @@ def draw(found: dict[str, dict[float, Dots]], path: Path) -> None:
     """Draw to an SVG whose numbers are text."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "privsgp", "font.family": "sans-serif"}
-    figure = Figure(figsize=(7.6, 1.45 * len(found) + 0.5), layout="constrained")
+    figure = Figure(figsize=(7.6, 1.6 * len(found) + 0.7), layout="constrained")
     for axis, (name, lines) in zip(figure.subplots(len(found), 1, squeeze=False)[:, 0], found.items(), strict=True):
         for height, dots in enumerate(lines.values()):
             axis.axhline(-height, color=_INK, linewidth=0.5, zorder=0)
@@ -55,12 +56,16 @@ def draw(found: dict[str, dict[float, Dots]], path: Path) -> None:
                 place = (mean, -height + (0.22 if kind != "pairwise" else -0.48))
                 axis.annotate(f"{mean:.2f}", place, ha="center", color=colour, fontsize=7)
         axis.set_title(SHOWN[name], loc="left", color=_INK, fontsize=9)
-        axis.set(ylim=(0.4 - len(lines), 0.6), yticks=[-height for height in range(len(lines))], xticks=[])
+        axis.set(ylim=(0.4 - len(lines), 0.6), yticks=[-height for height in range(len(lines))])
         axis.set_yticklabels([f"ε = {epsilon:g}" for epsilon in lines])
         axis.margins(x=0.06)
+        axis.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
+        axis.xaxis.set_major_formatter("{x:g}")
         axis.tick_params(colors=_INK, length=0)
+        axis.tick_params(axis="x", labelsize=7, pad=1)
         for spine in axis.spines.values():
             spine.set_visible(False)
+    figure.axes[-1].set_xlabel("test accuracy, %", color=_INK, fontsize=8)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     first = dict(zip(labels, handles, strict=True))
     figure.legend(first.values(), first, loc="outside upper center", ncols=len(KINDS), frameon=False, labelcolor=_INK)
