@@ -18,7 +18,8 @@ from privsgp.data import schema as schemas
 from privsgp.data import survival
 from privsgp.errors import Refused
 from privsgp.gradients import stack
-from privsgp.planner import stand_in
+from privsgp.planner import planning, stand_in
+from privsgp.runs import config as configs
 from privsgp.runs.result import load
 
 BINS = [30.0, 60.0, 180.0, 365.0]
@@ -119,7 +120,7 @@ def people(rows, seed):
     until = rng.exponential(300 * np.exp(-(age - 60) / 8))
     seen = rng.uniform(50, 500, rows)
     cells = zip(age, mark, np.minimum(until, seen), until <= seen, strict=True)
-    return [(f"{a:.0f}", "yes" if m else "no", f"{t:.0f}", int(d)) for a, m, t, d in cells]
+    return [(f"{a:.2f}", "yes" if m else "no", f"{t:.0f}", int(d)) for a, m, t, d in cells]
 
 
 def write(path, rows):
@@ -140,6 +141,9 @@ def test_from_init_to_curves(tmp_path, monkeypatch):
     command(
         "init", "--public", "public.csv", "--target", "days", "--event", "died", "--sites", "a,b", "--test", "test.csv"
     )
+    run = configs.read(tmp_path / "run.toml", ["plan.data=public.csv", "data.sizes=[300, 300]"])
+    source, made = planning.rehearsed_on(run, planning.problem_of(run, None), None)
+    assert (source.name, len(made)) == ("synthetic", len(stand_in.SIGNALS))  # 200 rows say too little
     schema = schemas.read(tmp_path / "schema.toml")
     assert schema.times == sorted(schema.times)
     assert len(schema.times) == 8
@@ -158,10 +162,20 @@ def test_from_init_to_curves(tmp_path, monkeypatch):
     head, *rows = csv.reader(command("predict", "run", "test.csv").splitlines())
     assert head == ["row", *(f"S({time:g})" for time in schema.times)]
     assert len(rows) == 300
+    found = json.loads(command("evaluate", "run", "test.csv", "--alone", "a.csv", "--json"))
+    assert found["metrics"]["c_index"]["joint"] == pytest.approx(s["c_index"])
+    assert found["metrics"]["c_index"]["alone"] > 0.65
     command("report", "run")
     assert "Kaplan–Meier" in (tmp_path / "run" / "report.html").read_text()
     with pytest.raises(Refused, match="survival"):
         load(tmp_path / "run").predict_proba(tmp_path / "test.csv")
+
+
+def test_an_event_in_other_words_is_refused_by_init(tmp_path):
+    (tmp_path / "public.csv").write_text("ward,days,died\n" + "A,3,ja\nA,5,nein\n" * 20)
+    given = ("init", "--public", tmp_path / "public.csv", "--sites", "a,b", "--target", "days", "--event", "died")
+    result = CliRunner().invoke(app, [*map(str, given), "--out", str(tmp_path / "new")])
+    assert "'ja' is neither yes nor no" in str(result.exception)
 
 
 def test_made_up_survival_has_the_signal_that_it_names():
@@ -176,6 +190,8 @@ def test_made_up_survival_has_the_signal_that_it_names():
         x = np.c_[made.x_test.numpy(), np.ones(len(time))]
         w = np.linalg.lstsq(x, time, rcond=None)[0]
         found.append(curves.concordance(time, event, -(x @ w)))
+        assert found[-1] == pytest.approx(signal.c_index, abs=0.05)
+        assert made.name == f"{signal.name} (C-index {signal.c_index:.2f})"
     assert found == sorted(found)
     assert abs(found[0] - 0.5) < 0.05 < 0.25 < found[-1] - 0.5
 

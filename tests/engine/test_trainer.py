@@ -208,6 +208,33 @@ class _EighthBefore(nn.Module):
         return h + torch.roll(h, 8, 0)
 
 
+class _BySlot:
+    """Gradients that round by their slot, as a matrix product of rows of 33 numbers does on some CPUs."""
+
+    def __init__(self, gradient):
+        self.gradient, self.layout, self.how = gradient, gradient.layout, gradient.how
+
+    def __call__(self, z, x, y):
+        g = self.gradient(z, x, y)
+        g.pieces[0].delta[:, 1::16] *= 1 + 2.0**-20
+        return g
+
+
+def test_samples_are_scattered_where_a_gradient_depends_on_its_slot(tmp_path, monkeypatch):
+    amplified = {"seed": None, "algorithm": {"name": "privsgp", "batch": 4, "steps": 2, "step_size": 0.5}}
+    for name in ("plain", "scattered", "seeded"):
+        (tmp_path / name).mkdir()
+    plain = _training(tmp_path / "plain", **amplified).spec
+    assert not plain.scattered
+    gradient = Trainer._gradient
+    monkeypatch.setattr(Trainer, "_gradient", lambda self, spec: _BySlot(gradient(self, spec)))
+    training = _training(tmp_path / "scattered", **amplified)
+    assert training.spec.scattered
+    [drawn] = training.randomness.sample(0)
+    assert drawn.mask.shape[1] == training.spec.slots > plain.slots
+    assert not _training(tmp_path / "seeded").spec.scattered  # a simulation protects nobody
+
+
 def test_the_probe_has_enough_samples_to_see_a_model_that_mixes_distant_ones():
     config = configs.parse(tomllib.loads(runs.SMALL))
     problem = replace(problems.load_problem(config), model=_EighthBefore())

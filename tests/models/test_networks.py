@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from privsgp.data import schema as schemas
 from privsgp.errors import Refused
 from privsgp.models import make
 
@@ -37,6 +38,13 @@ def test_the_same_seed_gives_the_same_bits_and_torchs_own_initialisation():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         assert torch.equal(first[1].weight, torch.nn.Linear(8, 64).weight)
+
+
+@pytest.mark.parametrize("name", ["logistic", "linear", "mlp"])
+def test_a_linear_model_of_a_table_starts_at_zero(name):
+    schema = schemas.parse({"target": {"classes": ["no", "yes"], "column": "y"}, "columns": {"x": {"type": "yes/no"}}})
+    made = make(name, input_shape=(1,), outputs=2, seed=0, schema=schema)
+    assert all(not parameter.any() for parameter in made.parameters()) == (name != "mlp")
 
 
 def test_torchs_global_generator_is_left_alone():

@@ -132,12 +132,6 @@ def test_theory_leaves_only_the_steps_open():
     assert theory.step_size == pytest.approx((4 / theory.steps) ** 0.5)
 
 
-def test_the_published_plan_is_corollary_1():
-    config = parsed(name="privsgp-vr", steps="auto", step_size="auto", privacy={"accountant": "published"})
-    plan = planning.make(config, problems.load_problem(config))
-    assert plan.chosen.steps == plan.planner.published_steps(config.privacy.clip)
-
-
 def test_a_planned_run_and_its_resumption(tmp_path):
     config, out = parsed(batch="auto", step_size="auto"), tmp_path / "run"
     words = []

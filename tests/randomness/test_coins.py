@@ -126,6 +126,24 @@ def test_passes_hold_every_draw_exactly_once(drawn, room):
         np.testing.assert_array_equal(np.concatenate([index[row][index[row] != 100] for index in passes]), wanted)
 
 
+def test_where_scattered_samples_are_does_not_show_whether_another_was_drawn():
+    def slots(drawn):
+        """Of sample 7, in 4,000 nodes."""
+        [index] = batches([np.array(drawn)] * 4000, 6, dummy=9, scattered=True)
+        assert (np.sort(index, axis=1) == sorted([*drawn, *[9] * (6 - len(drawn))])).all()
+        return np.nonzero(index == 7)[1]
+
+    for drawn in ([1, 7], [3, 7], [1, 3, 7], [1, 3, 4, 5, 6, 7]):
+        assert stats.chisquare(np.bincount(slots(drawn), minlength=6)).pvalue > 1e-6
+
+
+@pytest.mark.parametrize(("batch", "samples"), [(20, 500), (48, 1200), (1, 10**6), (25, 30)])
+def test_scattered_samples_have_room_for_every_draw(batch, samples):
+    room = capacity(mechanism(batch, samples), 4, scattered=True)
+    assert stats.binom.sf(room, samples, batch / samples) < 2.0**-64
+    assert room == samples or stats.binom.sf(room - 8, samples, batch / samples) >= 2.0**-64
+
+
 def test_empty_draws_are_a_pass_like_any_other():
     [index] = batches([np.empty(0, np.int64)] * 2, 8, dummy=-1)
     assert index.shape == (2, 8)

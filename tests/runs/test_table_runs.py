@@ -514,7 +514,8 @@ def test_check_lists_all_problems_at_once_with_lines_from_the_schema(tmp_path):
     head = '[target]\ncolumn = "back"\nclasses = ["no", "yes"]\n[columns]\n'
     (tmp_path / "schema.toml").write_text(head + "\n".join(map(str.strip, columns.splitlines())))
     rows = [
-        f"p{i // 3 * 2 + i % 3 // 2},{'' if i == 5 else 30 + i % 9},{'' if i % 2 else 4 + i / 100},Chirurgie,"
+        f"p{i // 3 * 2 + i % 3 // 2},{'' if i == 5 else 30 + i % 9},"
+        f"{'' if i % 2 else -9 if i % 20 == 4 else 4 + i / 100},Chirurgie,"
         f"{'vielleicht' if i == 7 else 'yes'},{7919 * i % 100003},{'unbekannt' if i == 2 else 'no'},secret{i}"
         for i in range(60)
     ]
@@ -526,7 +527,7 @@ def test_check_lists_all_problems_at_once_with_lines_from_the_schema(tmp_path):
         'age = { type = "number", range = [0, 80], missing = 40 }', "'vielleicht' is neither yes nor no",
         "'unbekannt' is none of the classes", 'back = { "THIS SITE\'S WORD" = "no" }',
         "column 'ward': 61 of 61 values are not in the list", 'ward = { "THIS SITE\'S WORD" = "surgery" }',
-        "column 'sugar': 31 of 61 values are missing", "1 rows repeat another row",
+        "column 'sugar': 31 of 61 values are missing", "column 'sugar': 3 values are -9", "1 rows repeat another row",
         "column 'id': 61 rows have 40 names",
     ]  # fmt: skip
     for one in said:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 from privsgp.data.schema import Schema
 
 _OFTEN = 0.2  # the share of a column's values from which on it is odd that they are missing, clipped or "other"
+_SEVERAL = 3  # rows with the same number outside the range: chance gives different ones
 _ROWS = 20  # in fewer rows whole numbers can all differ by chance
 
 
@@ -111,6 +112,19 @@ def _counted(table: Any, schema: Schema, counts: dict[str, tables.Count]) -> Ite
                     f"column {name!r}: {rows:,} different whole numbers. It may name rows, and be no feature",
                     f"if it does, agree in the schema on: {ignored}",
                 )
+            yield from _codes(name, column, numbers[~missing])
+
+
+def _codes(name: str, column: Number, numbers: Any) -> Iterator[Problem]:  # noqa: ANN401 - an array
+    """Yield a number outside the range that several rows have: it may be a code for a missing value."""
+    low, high = column.limits
+    values, counts = np.unique(numbers[(numbers < low) | (numbers > high)], return_counts=True)
+    if counts.size and counts.max() >= _SEVERAL:
+        yield Problem(
+            f"column {name!r}: {counts.max():,} values are {values[counts.argmax()]:g}, outside the range",
+            'if it is a code for a missing value, write in the dialect: missing = ["CODE"]',
+            counts.max() / len(numbers),
+        )
 
 
 def _named(raw: Any, schema: Schema, path: Path, person: str | None) -> Iterator[Problem]:  # noqa: ANN401 - Arrow's

@@ -15,7 +15,7 @@ from privsgp.data import schema as schemas
 from privsgp.data.persons import NAMES
 from privsgp.data.schema import MISSING, YesNo
 from privsgp.data.schema_text import written
-from privsgp.data.tables import as_number
+from privsgp.data.tables import as_number, word_line
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def draft(table: Any, target: str, source: str, event: str | None = None) -> str
     elif event not in found:
         raise Refused(f"--event {event}: {source} has no such column", f"take one of {', '.join(found)}")
     else:
+        _refuse_words(columns.get(event, []), event)
         predicted = {"type": "survival", "time": target, "event": event}
         predicted["bins"] = _bins(columns.get(target, []), columns.get(event, []), found.pop(target).values)
         found.pop(event)
@@ -118,6 +119,8 @@ def _column(values: Sequence[str], *, names_rows: bool) -> _Draft:
         return _Draft({"type": "yes/no"} | ({"missing": False} if gaps else {}), why, tuple(kinds))
     if (number := _as_number(there, kinds, why, names_rows=names_rows and not gaps)) is not None:
         return number
+    if len(kinds) == 1 and names_rows:
+        return _Draft({"type": "ignored"}, "all its values are the same")
     if len(kinds) > _CLASSES or len(kinds) > max(2, len(there) // 2):
         return _Draft({"type": "ignored"}, "most of its texts are different")
     return _Draft({"type": "category", "values": kinds} | ({"missing": schemas.OTHER} if gaps else {}), why)
@@ -176,6 +179,14 @@ def _as_target(found: _Draft, target: str) -> dict[str, Any]:
         raise Refused(f"--target {target}: {found.why}", "name a column with classes or numbers")
     kinds = values.get("values") or list(found.kinds)
     return {"classes": kinds if len(kinds) > 1 else ["no", "yes"]}
+
+
+def _refuse_words(values: Sequence[str], event: str) -> None:
+    """Refuse an event that is neither yes nor no: no site could read its own table."""
+    known = {"", *MISSING, *(word.lower() for word in (*_WORDS.yes, *_WORDS.no))}
+    if word := next((value for value in values if value.lower() not in known), None):
+        remedy = f"write in the dialect beside the table: {word_line(event, 'yes')}"
+        raise Refused(f"--event {event}: {word!r} is neither yes nor no", remedy)
 
 
 def _bins(times: Sequence[str], events: Sequence[str], described: Mapping[str, Any]) -> list[float]:

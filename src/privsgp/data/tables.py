@@ -188,9 +188,9 @@ def _utf8(path: Path, raw: bytes, encoding: str, *, as_bytes: bool) -> bytes:
         at, what, text = error.start, f"byte {raw[error.start]:#04x} is not {encoding.upper()}", ""
     if at >= 0:
         line = raw.count(b"\n", 0, at) + 1
-        remedy = (
-            f"name its encoding in {dialects.path_for(path).name}, or save it as CSV in UTF-8; double quotes in quotes"
-        )
+        own = dialects.path_for(path).name
+        remedy = f'write encoding = "cp1252" (Windows) or "latin-1" into {own}, or save the table as CSV in UTF-8'
+        remedy = "write a quote in a quoted text twice" if "quote" in what else remedy
         raise Refused(f"{path}, line {line}: {what}", remedy)
     return text.encode()
 
@@ -497,7 +497,8 @@ def _survival(table: Any, schema: Schema, target: Survival, where: str) -> tuple
     words = Values(table.column(target.event), schema, f"{where}: target {target.event!r}", "yes/no")
     codes, missing = words.codes([*WORDS.yes, *WORDS.no], lower=True)
     if (bad := (codes < 0) | missing).any():
-        raise words.wrong(bad, "is neither yes nor no", f"{remedy}; or {word_line(target.event, 'yes')}")
+        mapped = f"or write in the dialect beside the table: {word_line(target.event, 'yes')}"
+        raise words.wrong(bad, "is neither yes nor no", f"{remedy}; {mapped}")
     y = survival.targets(time, codes < len(WORDS.yes), target.bins)
     return y, {"missing": 0, "clipped": int((time > target.bins[-1]).sum()), "other": 0}
 

@@ -76,7 +76,7 @@ class NodeRandomness(Randomness):
 
     def _passes(self, draws: Sequence[np.ndarray[Any, Any]]) -> list[Drawn]:
         """Lay draws into passes."""
-        passes = batches(draws, self.spec.slots, self._dummy)
+        passes = batches(draws, self.spec.slots, self._dummy, scattered=self.spec.scattered)
         for rows in passes:  # others' rows follow a node's own in memory, whoever says what J_i is
             if np.any((rows < 0) | ((rows >= self._samples) & (rows != self._dummy))):
                 raise RuntimeError("a sample was drawn that is not its node's")

@@ -163,6 +163,7 @@ class RunSpec:
     sites: Sequence[str] = ()  # what people call the nodes
     pretraining: str | None = None  # what the samples' encoder was learnt from: it stands beside every number
     bits: int = 32  # of a number of a message
+    scattered: bool = False  # whether samples lie in random slots of a pass
     share_metrics: bool = True  # metrics on test data: told to peers and kept for others to read; else in private/
 
     @cached_property
@@ -200,7 +201,7 @@ class RunSpec:
     @cached_property
     def slots(self) -> int:
         """The samples of a node that a pass has room for, by the mechanisms of all nodes: the same in every process."""
-        return max(capacity(m, self.nodes) for m in set(self.protection.mechanisms))
+        return max(capacity(m, self.nodes, scattered=self.scattered) for m in set(self.protection.mechanisms))
 
     def for_nodes(self, nodes: slice) -> RunSpec:
         """Return the same run for some of the nodes here."""
@@ -231,6 +232,11 @@ class RunSpec:
     def simulation(self) -> bool:
         """Whether randomness can be repeated by anyone who reads the config: then nothing is private."""
         return self.seed is not None
+
+
+def hidden_slots(spec: RunSpec) -> bool:
+    """Tell whether ε counts on it that nobody knows who was drawn: the slots of the others must not show it."""
+    return any(m.amplified for m in spec.mechanisms) and spec.algorithm.private and not spec.simulation
 
 
 def refuse_coarser(spec: RunSpec) -> None:
@@ -264,7 +270,7 @@ def refuse_vast(spec: RunSpec, places: int) -> None:
     if spec.simulation or not spec.algorithm.private:
         return
     for m in set(spec.protection.mechanisms):
-        slots = capacity(m, spec.nodes)
+        slots = capacity(m, spec.nodes, scattered=True)
         off = rounding_error(m, slots, steps=spec.steps, places=places)
         if off > m.kappa / 2:
             raise Refused(

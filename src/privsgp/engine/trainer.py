@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from privsgp.algorithms import Block, Exchange, PushSum, State, UpdateRule
@@ -21,9 +21,9 @@ from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.drive import RunDriver, drive
 from privsgp.engine.evaluate import Evaluator, average
-from privsgp.engine.groups import Group, one_at_a_time, split, together
+from privsgp.engine.groups import Group, one_at_a_time, same_in_slots, split, together
 from privsgp.engine.node_randomness import NodeRandomness
-from privsgp.engine.spec import refuse_coarser
+from privsgp.engine.spec import hidden_slots, refuse_coarser
 from privsgp.engine.step import Recorded, chosen
 from privsgp.engine.stopping import Stopping
 from privsgp.errors import Diverged, Interrupted
@@ -77,11 +77,13 @@ class Trainer:
     def __init__(
         self, spec: RunSpec, folder: Folder, watch: Watcher | None = None, world: World | None = None,
     ) -> None:  # fmt: skip
-        self.spec, self.folder = spec, folder
+        self.folder = folder
         self.world = world or World()
         self.watch = watch or (lambda _step, _row: None)
         self.layout = Layout.of(spec.learning.model)
         self.model = copy.deepcopy(spec.learning.model).to(spec.device, spec.dtype)
+        self.gradient = self._gradient(spec)
+        self.spec = spec = replace(spec, scattered=hidden_slots(spec) and not same_in_slots(self.gradient, spec))
         self.state = self._start()
         self.transport = self._connect()
         self.randomness = NodeRandomness.of_run(spec, self._exchange())
@@ -252,11 +254,16 @@ class Trainer:
             # Gradients that overflow count as 0: the messages may stay finite.
             raise Diverged(k, "the test loss is not finite")
 
+    def _gradient(self, spec: RunSpec) -> Stacked:
+        """Return what computes the gradients of samples."""
+        own = spec.learning
+        gradient = of_samples(stack(self.model, own.loss, own.made_up(), rules=spec.rules), own.rows)
+        _LOG.log(logging.INFO if gradient.how == Ruled.how else logging.WARNING, "gradients: %s", gradient.how)
+        return gradient
+
     def _groups(self) -> list[Group]:
         """Return the algorithms of the nodes here: one for all, or on a CPU one for each core."""
-        spec, loss, sample = self.spec, self.spec.learning.loss, self.spec.learning.made_up()
-        gradient = of_samples(stack(self.model, loss, sample, rules=spec.rules), spec.learning.rows)
-        _LOG.log(logging.INFO if gradient.how == Ruled.how else logging.WARNING, "gradients: %s", gradient.how)
+        spec, loss, gradient = self.spec, self.spec.learning.loss, self.gradient
         several = self.transport.local and self.update_rule is None
         slices = split(spec, gradient) if several else [slice(0, len(spec.here))]
         if len(slices) == 1:

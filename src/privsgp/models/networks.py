@@ -55,7 +55,8 @@ def make(
     """The model `name`, the same bits for the same `seed`; torch's global generators are left as they were.
 
     It is on the CPU, or on "meta", where it takes no memory: to count its weights.
-    "logistic" and "linear" are one linear layer (the loss tells them apart); "hazard" is for survival.
+    "logistic" and "linear" are one linear layer (the loss tells them apart), at zero if a table has a `schema`;
+    "hazard" is for survival.
     "mlp" has one layer with `activation` for each width in `hidden`, for which the others have no use; "cnn" and
     "resnet18" are for images (see `images`), "embedding" for tokens of a `vocabulary`. "additive" has a score for each
     level of the columns of a `schema`, with `bins` for each number, and of `pairs` of columns.
@@ -77,7 +78,11 @@ def make(
         if name == "hazard":
             return hazard(math.prod(input_shape), outputs)
         widths = [math.prod(input_shape), *(_widths(hidden) if name == "mlp" else []), outputs]
-        return _fully_connected(widths, ACTIVATIONS[activation])
+        made = _fully_connected(widths, ACTIVATIONS[activation])
+        if schema is not None and name != "mlp":  # chance weights would stay: a small budget takes few steps from them
+            for parameter in made.parameters():
+                nn.init.zeros_(parameter)
+        return made
 
 
 def _fully_connected(widths: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:

@@ -27,6 +27,7 @@ STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0
 TABLES = 12  # made-up tables of each strength
 SPREAD = 2.5  # standard deviations from their mean score within which a public table is like them
 MOST = 512  # public rows that are looked at
+LESS_EVEN = 4 / 3  # the public balance is of few rows: classes may be less even, and easier to predict
 PENALTY = 0.1  # of the ridge regression, for each row
 
 
@@ -42,7 +43,8 @@ def signals(schema: Schema, x: Floats, y: NDArray[np.int64] | Floats) -> list[Si
     _, highest = _plausible(schema, score, len(x), leading=True)
     lowest = Signal("low", STRENGTHS[low], 0.75) if low else NONE
     middle = Signal("middle", STRENGTHS[(low + high) // 2])
-    return [lowest, middle, Signal("high", STRENGTHS[high]), Signal("high, easy", STRENGTHS[highest], leading=True)]
+    easy = Signal("high, easy", STRENGTHS[highest], LESS_EVEN, leading=True)
+    return [lowest, middle, Signal("high", STRENGTHS[high], LESS_EVEN), easy]
 
 
 def _plausible(schema: Schema, score: float, rows: int, *, leading: bool) -> tuple[int, int]:

@@ -307,19 +307,18 @@ def _traffic(found: dict[str, float]) -> str:
 def _alone(run: Samples, rows: int, *, timed: bool) -> float:
     """Return the test loss of a site's own model without noise, learnt from so many rows."""
     x, y, x_test, y_test = (tensor.numpy() for tensor in run[:4])
-    if timed:
-        return benefit.survival_loss_alone(x[:rows], y[:rows], x_test, y_test)
-    if not run.y.is_floating_point() and bool((run.y[:rows] == run.y[0]).all()):
+    if run.y.is_floating_point():
+        return benefit.loss_alone("survival" if timed else "mse", x[:rows], y[:rows], x_test, y_test)
+    if bool((run.y[:rows] == run.y[0]).all()):
         return _constant(run.y_test, timed=False)
-    classes = None if run.y.is_floating_point() else int(run.y_test.max()) + 1
-    return benefit.loss_alone(x[:rows], y[:rows], x_test, y_test, classes)
+    return benefit.loss_alone("cross-entropy", x[:rows], y[:rows], x_test, y_test, int(run.y_test.max()) + 1)
 
 
 def _constant(targets: Tensor, *, timed: bool) -> float:
     """Return the test loss of the best constant guess: the entropy of the classes or hazards, or the variance."""
     if timed:
         same, y = np.zeros((len(targets), 1), np.float32), targets.numpy()
-        return benefit.survival_loss_alone(same, y, same, y)
+        return benefit.loss_alone("survival", same, y, same, y)
     if targets.is_floating_point():
         return float(targets.double().var(0, correction=0).mean())
     p = targets.bincount().double() / len(targets)

@@ -69,6 +69,12 @@ class Signal(NamedTuple):
         return float((yes * (no.cumsum() - no / 2)).sum() / (yes.sum() * no.sum()))
 
     @property
+    def c_index(self) -> float:
+        """The C-index of the best possible model of survival."""
+        odds = math.sqrt(2) * self.strength * special.ndtri(np.arange(0.5, 1000) / 1000)
+        return float(special.expit(np.abs(odds)).mean())
+
+    @property
     def r2(self) -> float:
         """The R² of the best possible model."""
         return self.strength**2 / (self.strength**2 + 4)
@@ -130,7 +136,9 @@ def table(schema: Schema, signal: Signal, *, samples: int, seed: int = 0) -> Sam
     else:
         each = math.sqrt((kinds - 1) / (2 * kinds))  # then the log odds of two classes differ by `strength`
         y = _labels(rng, signal.strength * each * scores, shares)
-    inputs, best = torch.from_numpy(x).float(), f"R² {signal.r2:.2f}" if kinds is None else f"AUC {signal.auc:.2f}"
+    best = f"AUC {signal.auc:.2f}" if times is None else f"C-index {signal.c_index:.2f}"
+    best = f"R² {signal.r2:.2f}" if kinds is None and times is None else best
+    inputs = torch.from_numpy(x).float()
     return Samples(inputs[:samples], y[:samples], inputs[samples:], y[samples:], f"{signal.name} ({best})")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,26 +56,33 @@ def _threshold(rate: float) -> np.uint64:
     return np.uint64(int(rate * 2.0**64))
 
 
-def capacity(mechanism: Mechanism, nodes: int) -> int:
+def capacity(mechanism: Mechanism, nodes: int, *, scattered: bool = False) -> int:
     """Return the public batch size at which a step of so many nodes is expected to cost least, in eights, at most J.
 
     Every slot costs, drawn or not. If one node of all draws more there is another pass, which costs about twice the
-    first: it is seldom, so nothing is recorded or warm for it.
+    first: it is seldom, so nothing is recorded or warm for it. If samples are `scattered` over the slots, the size is
+    one that a draw exceeds with a probability below 2⁻⁶⁴.
     """
     J, rate = mechanism.samples, min(1.0, mechanism.rate)
     most = min(J, J * rate + 40 * math.sqrt(J * rate) + 512)  # no draw is larger; J may be anybody's
     sizes = np.arange(8 * math.ceil(J * rate / 8), most + 8, 8).clip(max=J)
+    if scattered:
+        return int(sizes[np.argmax(special.bdtrc(sizes, J, rate) < 2.0**-64)])
     within = special.bdtr(sizes, J, rate) ** nodes
     return int(sizes[np.argmin(sizes * (3 - 2 * within))])
 
 
-def batches(draws: Sequence[npt.NDArray[np.int64]], capacity: int, dummy: int) -> list[npt.NDArray[np.int64]]:
+def batches(
+    draws: Sequence[npt.NDArray[np.int64]], capacity: int, dummy: int, *, scattered: bool = False
+) -> list[npt.NDArray[np.int64]]:
     """Lay the draws of a block's m nodes into as many passes as the longest needs; there is always one.
 
     A pass is [m, capacity]: sample numbers, and `dummy` where none was drawn.
 
     Guarantee: every drawn sample is in exactly one pass, in its node's row; a draw above the capacity is never cut.
-    Padding points to the row `dummy`, which must hold no sample (privacy.md, "Randomness").
+    Padding points to the row `dummy`, which must hold no sample (privacy.md, "Randomness"). If `scattered`, and if one
+    pass has room for all, every placement of a node's samples is equally likely: where the others are does not depend
+    on whether one sample was drawn. Else a sample's slot is the number of samples that were drawn before it.
 
     Assumes: the number of passes may be seen (it shows in a step's time): the engine does not send it.
     """
@@ -85,4 +93,7 @@ def batches(draws: Sequence[npt.NDArray[np.int64]], capacity: int, dummy: int) -
     mask = np.arange(passes * capacity) < lengths[:, None]
     index = np.full(mask.shape, dummy, np.int64)
     index[mask] = np.concatenate(draws)
+    if scattered:
+        order = np.frombuffer(os.urandom(index.nbytes), np.uint64).reshape(index.shape).argsort(axis=1)
+        index = np.take_along_axis(index, order, axis=1)
     return [index[:, p * capacity : (p + 1) * capacity] for p in range(passes)]

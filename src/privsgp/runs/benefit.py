@@ -18,7 +18,8 @@ from privsgp.data.hashes import hashes
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.files import write_private
-from privsgp.runs.rows import labelled_rows, schema_of, unit_of
+from privsgp.models import per_sample
+from privsgp.runs.rows import labelled_rows, schema_of, times_of, unit_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,13 +30,15 @@ if TYPE_CHECKING:
     from privsgp.runs.result import Result
 
 NAME = "worth.json"
-_SHOWN = ("log_loss", "brier", "auc", "accuracy", "balanced_accuracy", "rmse", "mae", "r2")
+_SHOWN = (
+    "log_loss", "brier", "auc", "accuracy", "balanced_accuracy", "rmse", "mae", "r2", "c_index", "survival_brier",
+)  # fmt: skip
 
 
 def compare(result: Result, held_out: Path, own: Path) -> dict[str, Any]:
     """Return metrics of both models on a site's held-out records, and the answer; private/worth.json keeps them.
 
-    The other model is scikit-learn's logistic or ridge regression on the encoded records.
+    The other model is scikit-learn's logistic or ridge regression on the encoded records; of survival, of hazards.
 
     Args:
         result: A finished run.
@@ -47,22 +50,19 @@ def compare(result: Result, held_out: Path, own: Path) -> dict[str, Any]:
 
     """
     card = result.card
-    if card["loss"] in (None, "survival"):
-        raise Refused("the model has its own loss or a survival loss", "compare models of classes or numbers")
+    if card["loss"] is None:
+        raise Refused("the model has its own loss", "compare models of classes, numbers or survival")
     _refuse_trained_on(result, held_out, own)
     (x, y), (x_test, y_test) = labelled_rows(own, card), labelled_rows(held_out, card)
-    classes = None if card["loss"] == "mse" else card["classes"]
-    alone = learnt_alone(x.reshape(len(x), -1), y, x_test.reshape(len(x_test), -1), classes)
-    joint, unit = result.evaluate(held_out), unit_of(card)
-    kind: measures.Kind = "mse" if card["loss"] == "mse" else "cross-entropy"
-    measured = measures.Measure(kind, card["classes"], unit=unit)(torch.from_numpy(alone), torch.from_numpy(y_test))
-    if kind == "mse":
-        true = measures.in_unit(torch.from_numpy(y_test), unit).numpy()
-        predicted = measures.in_unit(torch.from_numpy(alone), unit).numpy().reshape(true.shape)
-        gain = np.square(predicted - true) - np.square(result.predict(x_test) - true)
-    else:
-        at = np.arange(len(y_test)), y_test
-        gain = np.log(np.maximum(result.predict_proba(x_test)[at], 1e-12)) - alone[at]
+    kind: measures.Kind = card["loss"] if card["loss"] in ("mse", "survival") else "cross-entropy"
+    targets = torch.from_numpy(y_test)
+    own_outputs = learnt_alone(kind, x.reshape(len(x), -1), y, x_test.reshape(len(x_test), -1), card["classes"])
+    alone, outputs = torch.from_numpy(own_outputs), result.outputs(x_test)
+    if kind == "cross-entropy":  # by calibration.json, if the run has it
+        outputs = torch.from_numpy(np.log(np.maximum(result.predict_proba(x_test), 1e-12)))
+    measure = measures.Measure(kind, card["classes"], unit=unit_of(card), times=times_of(card))
+    joint, measured, loss = result.evaluate(held_out), measure(alone, targets), per_sample(kind)
+    gain = (loss(alone, targets) - loss(outputs, targets)).double().numpy()
     compared = {name: {"joint": joint[name], "alone": measured[name]} for name in _SHOWN if name in joint}
     found = {"held_out": len(y_test), "own": len(y), "metrics": compared, "answer": _answer(gain, len(y))}
     private = result.folder / "private"
@@ -83,51 +83,37 @@ def _answer(gain: NDArray[np.float64], own: int) -> str:
 
 
 def loss_alone(
-    x: NDArray[np.float32], y: NDArray[Any], x_test: NDArray[np.float32], y_test: NDArray[Any], classes: int | None
-) -> float:
-    """Return the test loss, mean square or log loss, of a model of these records without noise."""
-    found = learnt_alone(x, y, x_test, classes)
-    if classes is None:
-        return float(np.square(found[:, 0] - y_test).mean())
-    return float(-found[np.arange(len(y_test)), y_test].mean())
+    kind: measures.Kind, x: NDArray[np.float32], y: NDArray[Any], x_test: NDArray[np.float32], y_test: NDArray[Any],
+    classes: int | None = None,
+) -> float:  # fmt: skip
+    """Return the test loss of a model of these records without noise."""
+    outputs = torch.from_numpy(learnt_alone(kind, x, y, x_test, classes))
+    return float(per_sample(kind)(outputs, torch.from_numpy(y_test)).mean())
 
 
 def learnt_alone(
-    x: NDArray[np.float32], y: NDArray[Any], x_test: NDArray[np.float32], classes: int | None
+    kind: measures.Kind, x: NDArray[np.float32], y: NDArray[Any], x_test: NDArray[np.float32], classes: int | None
 ) -> NDArray[np.float64]:
-    """Return values, or log p of each class, by a model of these records without noise."""
+    """Return values, log p of each class, or log odds of the event in each bin, by a model of these records."""
     from sklearn.linear_model import LogisticRegression, Ridge
 
-    if classes is None:
-        values: NDArray[np.float64] = Ridge().fit(x, y).predict(x_test).reshape(len(x_test), -1).astype(np.float64)
-        return values
+    if kind == "mse":
+        return np.asarray(Ridge().fit(x, y).predict(x_test).reshape(len(x_test), -1), np.float64)
+    if kind == "survival":  # a logistic regression of persons by bins at risk
+        bins = np.eye(y.shape[1], dtype=np.float32)
+        person, interval = np.nonzero((y < 0) | (y >= 0.5))
+        rows = np.concatenate([x[person], bins[interval]], 1)
+        rows = np.concatenate([rows, np.zeros_like(rows, shape=(2, rows.shape[1]))])
+        events = np.append(y[person, interval] < 0, [False, True])  # a site may have no event at all
+        every = np.concatenate([np.repeat(x_test, len(bins), 0), np.tile(bins, (len(x_test), 1))], 1)
+        odds = LogisticRegression(max_iter=1000).fit(rows, events).decision_function(every)
+        return np.asarray(odds.reshape(len(x_test), -1), np.float64)
     if len(np.unique(y)) < 2:
         raise Refused("this site's own records have one class", "a model cannot be trained on them alone")
     model = LogisticRegression(max_iter=1000).fit(x, y)
-    p = np.full((len(x_test), classes), 1e-12)
+    p = np.full((len(x_test), classes or 0), 1e-12)
     p[:, model.classes_] = np.maximum(model.predict_proba(x_test), 1e-12)
-    logs: NDArray[np.float64] = np.log(p)
-    return logs
-
-
-def survival_loss_alone(
-    x: NDArray[np.float32], y: NDArray[Any], x_test: NDArray[np.float32], y_test: NDArray[Any]
-) -> float:
-    """Return the test loss of hazards learnt from these records: a logistic regression of persons by bins at risk."""
-    from sklearn.linear_model import LogisticRegression
-
-    (rows, events), (rows_test, events_test) = _at_risk(x, y), _at_risk(x_test, y_test)
-    rows = np.concatenate([rows, np.zeros_like(rows, shape=(2, rows.shape[1]))])
-    events = np.append(events, [0, 1])  # a site may have no event at all
-    logs = LogisticRegression(max_iter=1000).fit(rows, events).predict_log_proba(rows_test)
-    return float(-logs[np.arange(len(logs)), events_test].sum() / len(y_test))
-
-
-def _at_risk(x: NDArray[np.float32], y: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return a row for each person and bin at risk, which bin it is, and whether the event was in it."""
-    person, interval = np.nonzero((y < 0) | (y >= 0.5))
-    rows = np.concatenate([x[person], np.eye(y.shape[1], dtype=np.float32)[interval]], 1)
-    return rows, (y[person, interval] < 0).astype(np.int64)
+    return np.asarray(np.log(p))
 
 
 def _refuse_trained_on(result: Result, held_out: Path, own: Path) -> None:

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privsgp.accounting.mechanisms import Saga
-from privsgp.planner.choose import (
+from privsgp.research import published
+from privsgp_research.theorems import (
     Constants,
     best_steps,
     hardness,
 )
-from privsgp.research import published
 
 # The paper's ResNet-18 numbers (Experiments); c₂ is ours (privacy.md, "Facts to check in tests").
 RESNET = Constants(smoothness=25, gap=2.8, heterogeneity=500_000, norm=780_000)
