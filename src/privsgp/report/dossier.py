@@ -83,7 +83,7 @@ class _Facts:
 def write_dossier(source: Path, out: Path, audit: Path | None = None) -> list[str]:
     """Write the dossier of a run's folder or of a study file; return the questions that stay open.
 
-    Guarantee: as `views.read`. What one site's budget book says of its own spending is in the annex, so it stays there.
+    Guarantee: as `views.read`. Spending from one site's budget book is in the annex, so it stays at that site.
     """
     facts = _of_study(Study.read(source)) if source.is_file() else _of_run(source)
     c = facts.config

@@ -1,4 +1,4 @@
-"""What a site's people see of its run: the rows that terminal and page share, the page, and answers for a probe."""
+"""The view of a run for a site's staff: rows for terminal and page, the page, and answers for a probe."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A site's identity: secret keys, and the public card for others.
 
 An Ed25519 key *is* the site: it signs agreements and messages, and endorses all other keys. gRPC's TLS takes no Ed25519
-certificates, so the site is also a small certificate authority of its own: a P-256 key, in the card, whose only use is
-to issue the certificate that TLS shows, and to renew it (`rotate`) while nobody else has to do anything. An X25519 key
-is for what only two sites may read.
+certificates. So the site also has a certificate authority: a P-256 key, whose certificate is in the card. It issues the
+certificate that TLS shows, and renews it (`rotate`) without any work at other sites. An X25519 key encrypts data that
+only two sites may read.
 
 Guarantee: the private halves are in files that their owner alone can read, in a folder that their owner alone can
 enter, and encrypted if PRIVSGP_PASSPHRASE was set when they were made; nothing here prints or sends them.

@@ -24,7 +24,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-a
 
 
 class Answer(NamedTuple):
-    """What a path answers."""
+    """The answer to a request."""
 
     text: str
     kind: str = "text/plain; charset=utf-8"
