@@ -251,7 +251,7 @@ def test_folders_of_images_from_python(tmp_path):
     with pytest.raises(Refused, match="was trained on"):
         again.evaluate(tmp_path / "site-1")
     shutil.copytree(tmp_path / "site-1", tmp_path / "copy")
-    with pytest.raises(Refused, match="it shares half of its records with a node's data"):
+    with pytest.raises(Refused, match="half of these records are a node's own"):
         privsgp.train(
             linear(), sites, images=images, test=tmp_path / "copy", test_is_public=True, out=tmp_path / "no", **private
         )

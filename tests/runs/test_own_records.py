@@ -122,7 +122,7 @@ def test_own_records_are_no_public_test_set_of_their_own_file(tmp_path, where):
     config = runs.small(tmp_path, text.replace('test_path = "public.npz"', 'test = "public"'))
     ran = runs.command("train", config, "--out", tmp_path / "out")
     assert ran.code == 2
-    assert "data.test = 'public': it shares half of its records with a node's data" in ran.err
+    assert "data.test = 'public': half of these records are a node's own" in ran.err
     assert runs.command("train", config, "--out", tmp_path / "out", "--set=seed=3").code == 0  # it protects nobody
 
 
@@ -134,7 +134,7 @@ def test_a_sites_own_test_set_does_not_hide_among_those_of_others(tmp_path):
     config = runs.small(tmp_path, text.replace('test_path = "public.npz"', 'test = "public"'))
     ran = runs.command("train", config, "--out", tmp_path / "out")
     assert ran.code == 2
-    assert "own-0.npz, data.test = 'public': it shares half of its records with a node's data" in ran.err
+    assert "own-0.npz, data.test = 'public': half of these records are a node's own" in ran.err
 
 
 LONG = {"name": "privsgp-vr", "steps": 40}

@@ -230,7 +230,7 @@ def refuse_own_records(
     """Refuse public test data that nodes learn from, saved anew: no ε covers metrics on them. A simulation may."""
     if config.seed is None and config.test_is_public and is_tested_on_own(dataset, parts):
         raise Refused(
-            f"{what}: it shares half of its records with a node's data, or half of a node's records",
+            f"{what}: half of these records are a node's own, or half of a node's records are among them",
             "test data are public: take records that no node learns from",
             test_is_public=True,
         )
