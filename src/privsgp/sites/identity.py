@@ -302,12 +302,14 @@ def tls_name(name: str) -> str:
 
 
 def _passphrase() -> bytes:
-    """Return the passphrase of this user's key files; empty: they have none."""
-    given = os.environ.get("PRIVSGP_PASSPHRASE")
-    if given is not None and not 0 < len(os.fsencode(given)) <= _MOST_PASSPHRASE:
-        what = f"PRIVSGP_PASSPHRASE has {len(os.fsencode(given))} bytes, and keys are encrypted with 1 to"
-        raise Refused(f"{what} {_MOST_PASSPHRASE}", "write another passphrase into it, or unset it for keys without one")
-    return os.fsencode(given or "")
+    """Return the passphrase of this user's key files; empty where the variable is not set: they have none."""
+    given = os.environb.get(b"PRIVSGP_PASSPHRASE")
+    if given is not None and not 0 < len(given) <= _MOST_PASSPHRASE:
+        raise Refused(
+            f"PRIVSGP_PASSPHRASE has {len(given)} bytes: a passphrase has 1 to {_MOST_PASSPHRASE}",
+            "write a passphrase into it, or unset it for keys without one",
+        )
+    return given or b""
 
 
 def load_key(path: Path, kind: type[Any]) -> Any:  # noqa: ANN401 - a key of that kind
