@@ -215,6 +215,14 @@ def amended_by_hand(c, *, settings=(), **values):
     return propose(config, cards, like, name="next", limits=c.agreement.limits, continues=continues)
 
 
+def test_what_a_graphics_card_rounds_by_counts_in_the_ended_run(three):
+    """Its sites may have clipped with TF32, whatever the new run is made on."""
+    made = amended_by_hand(three, settings=["privacy.epsilon=9.0"])
+    mechanism = made.spec(data.load(str(three.files[0]), classes=10), 0).protection.mechanisms[0]
+    ((earlier, _),) = mechanism.earlier
+    assert earlier.kappa >= 2.0**-8 > mechanism.kappa
+
+
 FORGED = {
     "another one's signature": ({"signatures": None}, "has no right signature of aachen"),
     "a site that is counted as new": ({"nodes": [None, 1, 2], "releases": [0, 3, 3]}, "was node 0"),

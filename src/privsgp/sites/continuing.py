@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Fault = tuple[bool, str, str]
 
 _ASK = "ask for a study that `privsgp agree amend` wrote"
+_SLACK = 2.0**-8  # κ of the coarsest device: the ended run may have been on it
 _MAY_CHANGE = {"nodes", "sizes", "sites", "partition"}  # of [data]
 
 
@@ -71,7 +72,7 @@ def earlier(study: Study, config: Config) -> Earlier:
     each = [phases(study, node) if config.private else [] for node in range(len(study.roster))]
 
     def counted_with(node: int, mechanism: Mechanism, honest: int) -> Mechanism:
-        slack, coordinates = mechanism.kappa, mechanism.coordinates
+        slack, coordinates = max(mechanism.kappa, _SLACK), mechanism.coordinates
         known = [(one.mechanism(slack, coordinates, honest), one.releases) for one in each[node] if one.releases]
         return Continued(mechanism, tuple(known)) if known else mechanism
 
