@@ -18,7 +18,7 @@ from privsgp.accounting import policy as policies
 from privsgp.accounting.book import Book, DataSet
 from privsgp.accounting.shown import bound, percent_up, small, up
 from privsgp.engine.folder import Folder
-from privsgp.errors import Refused
+from privsgp.errors import Refused, visible
 from privsgp.files import loaded, read_bytes, write
 from privsgp.report import page
 from privsgp.runs import config as configs
@@ -43,6 +43,7 @@ _TEXTS.filters = TEXTS.filters | {
     "bound": bound, "small": small, "zip": zip, "number": lambda value: f"{Decimal(up(value)):f}",
     "text": lambda value: json.dumps(str(value), ensure_ascii=False),
 }  # fmt: skip
+_YAML = _TEXTS.overlay(finalize=lambda value: visible(str(value)))  # of strings of json.dumps
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def write_dossier(source: Path, out: Path, audit: Path | None = None) -> list[st
     }  # fmt: skip
     annex = _TEXTS.get_template(ANNEX).render(values)
     out.mkdir(parents=True, exist_ok=True)
-    write(out / REGISTRY, _TEXTS.get_template(REGISTRY).render(values))
+    write(out / REGISTRY, _YAML.get_template(REGISTRY).render(values))
     write(out / ANNEX, annex)
     if facts.view is None:
         shutil.copyfile(source, out / source.name)
