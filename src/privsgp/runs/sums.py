@@ -143,7 +143,7 @@ def next_folder(folder: Path, name: str) -> Path:
 
 
 def spent(found: dict[str, Any], whom: str) -> list[str]:
-    """Say what a release cost, for whom, and against which adversary."""
+    """Return the ε of a release, its unit, and the adversary that it holds against."""
     would, unit = "without a seed it would be " if found["simulation"] else "", found["unit"]
     many = found["sites_per_person"]
     at = f", at up to {many} sites" if many > 1 else ""
