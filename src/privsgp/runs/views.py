@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from privsgp import metrics
 from privsgp.accounting.shown import bound, guess, one_in, percent_up, small, span_up, up
 from privsgp.accounting.statements import Statement, statements
@@ -34,31 +36,17 @@ LABELS = {
     "mae": "mean absolute error", "rmse": "RMSE", "worst_node_accuracy": "worst site's model", "test_loss": "test loss",
     "train_loss": "training loss", "consensus_error": "consensus error",
 }  # fmt: skip
-AGAINST = {
-    "per-node": "anyone who reads every message and model of a site, and works together with all other sites",
-    "secure aggregation": "anyone who sees only the sums of all sites' messages, and no site's noise",
-    "curator": "everybody except the site that holds all records and has to be trusted with them",
-    "honest sites": "anyone who reads every message of a site, and works together with the sites that are not honest",
-}
-RELATIONS = {
-    "zero-out": "whether a record took part",
-    "replace-one": "which of two versions of a record was used",
-}
-HONEST = (
-    "An honest site follows the protocol, reveals its noise and its pair secrets to nobody, and does not use its noise "
-    "to read messages. Anyone who has its secrets (X25519, ChaCha20) can remove the noise that it shares"
-)
-ALONE = "Several records of one person add up. The guarantee is for each record by itself."
-LIMITS = (  # what no ε covers, besides
-    "Metrics are on public test data. No ε covers them. The number of records at each site is public.",
-    "Every other run on these records adds to this ε.",
-    "If people chose settings by looking at results on these records, this ε does not count that.",
-)
 WEAK = 10.0  # from this ε on a guess may be right 99.995 % of the time
+_TEXTS = Environment(  # each line of a text is a statement, so no value may begin a new one
+    loader=PackageLoader("privsgp.report"), autoescape=False, undefined=StrictUndefined, trim_blocks=True,  # noqa: S701
+    lstrip_blocks=True, finalize=lambda value: " ".join(str(value).splitlines()),
+)  # fmt: skip
+_TEXTS.filters |= {
+    "bound": bound, "one_in": one_in, "percent_up": percent_up, "small": small, "span_up": span_up, "up": up,
+}  # fmt: skip
 _CURVES = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss")
 _TESTED = (*_CURVES, *metrics.KEYS)  # public if the test data are
 _SIMULATED = ("train_loss",)  # computed from records: docs/privacy.md, "What is not covered"
-_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -136,7 +124,6 @@ class RunView:
             ("gradients", s.get("gradients")),
             ("clip", self._clip),
             ("noise σ", span(s["sigma"])),
-            ("this site's model", "\n".join(site_lines(s)) if own else ""),
             ("messages", _messages(own) if "messages" in own else ""),
             ("simulated faults", faults),
             ("time", f"{s['seconds']:.1f} s{clock}"),
@@ -156,73 +143,17 @@ class RunView:
     @property
     def privacy(self) -> list[str]:
         """The guarantee: whose records it covers, which adversary it holds against, and what it leaves open."""
-        s, start = self.summary, self.summary.get("started_from")
-        if not self.sites:
-            return ["none: this method adds no noise. Treat messages and the model as you treat the records"]
-        worst = max(self.sites, key=lambda site: (site.guess, site.epsilon))
-        if math.isinf(worst.epsilon):
-            return ["no finite bound is known for at least one site: treat what it sent as you treat its records"]
-        epsilon, delta = ([getattr(site, name) for site in self.sites] for name in ("epsilon", "delta"))
-        would, whose = "without a seed it would be " if s["simulation"] else "", "this" if self.elsewhere else "a"
-        spent = f"ε = {span_up(epsilon)}, δ = {span_up(delta)} for each {self.unit} of {whose} site"
-        asked = RELATIONS.get(s["relation"], s["relation"]).replace("record", self.unit)
-        often = (
-            f"{percent_up(worst.guess)} of the time at {worst.name} (ε = {up(worst.epsilon)}, δ = {small(worst.delta)})"
-        )
-        lines = [
-            f"{would}{spent} ({s['relation']}, certified)",
-            f"it holds against {AGAINST.get(s['trust'], s['trust'])}, even if they know every {self.unit} but one",
-            f"if they guess {asked}, they are right at most {often}; without messages, 50 %",
-        ]
-        if worst.epsilon > WEAK:
-            lines += ["this ε is too large to protect a record: treat what that site sent as you treat its records"]
-        if max(delta):
-            rare = f"with a probability of at most δ ({one_in(max(delta))}) for each {self.unit}"
-            lines += [f"{rare}, messages may reveal more than ε allows, up to the whole {self.unit}"]
-        if s.get("epsilon_nominal") is not None:
-            lines += [f"nominal ε = {span_up(s['epsilon_nominal'])} by the published formula, which guarantees nothing"]
-        if start is not None:
-            counted = "" if start["counted"] else "not "
-            lines += [f"started from the model of run {start['run'][:8]}; what that spent is {counted}counted here"]
-        if self.elsewhere and self.config is not None:
-            lines += [f"the other {self.elsewhere} sites keep their own ledgers, which are not in this folder"]
-        return lines + self._of_a_person(worst) + self._trusted()
-
-    def _of_a_person(self, worst: Site) -> list[str]:
-        """Say what a person is, and what ε is for one at several sites."""
-        person = self.summary.get("person")
-        if not person:
-            return []
-        by_sites = ", ".join(f"{int(sites)}: {bound(epsilon)}" for sites, epsilon in worst.by_sites)
-        lines = [f"ε is for {person['unit']} at a site: rows beyond that are not used"]
-        if by_sites:
-            lines += [
-                f"ε of a person by the number of sites like {worst.name} that hold rows of that person: {by_sites}"
-            ]
-        return lines
-
-    def _trusted(self) -> list[str]:
-        """Say what shared noise asks one to trust, and what ε is if that trust is misplaced."""
-        shared, n = self.summary.get("pairwise"), self.summary["nodes"]
-        if not shared:
-            return []
-        curve = ", ".join(f"{int(h)}: {bound(epsilon)}" for h, epsilon in shared["curve"])
-        return [
-            f"it holds only if {shared['honest']} of {n} sites are honest, the site itself included. {HONEST}",
-            f"ε of the site that has spent most, if this number of sites is honest: {curve}",
-        ]
+        worst = max(self.sites, key=lambda site: (site.guess, site.epsilon), default=None)
+        return self._written("privacy.txt", worst=worst, weak=WEAK, infinity=math.inf)
 
     @property
     def not_covered(self) -> list[str]:
         """Return what no ε of this run covers."""
-        learnt = self.summary.get("pretraining")
-        rests_on = [f"Records that the encoder learnt from: {learnt}."] if learnt else []
-        alone = "A person's rows at more sites than ε was counted for, or under another identifier, add up."
-        lines = [
-            alone if self.unit == "person" else ALONE,
-            *(line.replace("records", f"{self.unit}s") for line in LIMITS),
-        ]
-        return [*lines, *rests_on] if self.sites else []
+        return self._written("not-covered.txt")
+
+    def _written(self, name: str, **values: Any) -> list[str]:  # noqa: ANN401 - of a template
+        """Return the lines of a text."""
+        return _TEXTS.get_template(name).render(view=self, **values).splitlines()
 
     @property
     def facts(self) -> Rows:
@@ -316,19 +247,6 @@ def metric_rows(found: Mapping[str, Any]) -> Rows:
         if known.get(name) is not None and not again:
             rows.append((label, metrics.shown(name, known[name]) + guessed))
     return rows + [("note", line) for line in found.get(metrics.NO_BETTER) or ()]
-
-
-def site_lines(s: Mapping[str, Any]) -> list[str]:
-    """Describe a site's model, its distance from the others' last models, and the weight that left with sites."""
-    own, n = s["site"], s["nodes"]
-    apart = [f"{one['name']} {one['distance']:.2%}" for one in own["roster"] if one.get("distance") is not None]
-    lines = [f"The others' last models differ from it by: {', '.join(apart)}."] if apart else []
-    held, absent = own.get("weight_of_all"), own.get("messages", {}).get("left", [])
-    if held is not None and abs(held - n) > _ROUNDING * n:
-        gone = f" {', '.join(absent)} left with the rest." if held < n and absent else ""
-        lines.append(f"The sites hold the weight {held:.3g} of {n}.{gone}")
-        lines.append(f"Each step and its noise move the model {(n - len(absent)) / held:.3g} times as far as planned.")
-    return lines
 
 
 def warning_lines(warnings: Sequence[dict[str, Any]]) -> Rows:
