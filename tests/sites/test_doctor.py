@@ -35,10 +35,8 @@ from privsgp.sites.net.relay import Relay
 from privsgp.sites.net.server import Server
 from privsgp.sites.protocol.gossip import Gossip
 from privsgp.sites.protocol.mailbox import Outbox
-from privsgp.sites.protocol.outliers import Outliers
 from privsgp.sites.run import wire
 from privsgp.sites.status import state
-from privsgp.transport.link import Increment
 from runs import command, unwrapped
 
 

@@ -144,16 +144,12 @@ class RunView:
     def privacy(self) -> list[str]:
         """The guarantee: whose records it covers, which adversary it holds against, and what it leaves open."""
         worst = max(self.sites, key=lambda site: (site.guess, site.epsilon), default=None)
-        return self._written("privacy.txt", worst=worst, weak=WEAK, infinity=math.inf)
+        return written("privacy.txt", view=self, worst=worst, weak=WEAK, infinity=math.inf)
 
     @property
     def not_covered(self) -> list[str]:
         """Return what no ε of this run covers."""
-        return self._written("not-covered.txt")
-
-    def _written(self, name: str, **values: Any) -> list[str]:  # noqa: ANN401 - of a template
-        """Return the lines of a text."""
-        return _TEXTS.get_template(name).render(view=self, **values).splitlines()
+        return written("not-covered.txt", view=self)
 
     @property
     def facts(self) -> Rows:
@@ -165,6 +161,24 @@ class RunView:
         """Return (step, value) of every evaluation that has the metric."""
         found = [(row["step"], row.get(metric)) for row in self.rows]
         return [(float(step), value) for step, value in found if value is not None and math.isfinite(value)]
+
+
+def written(name: str, **values: Any) -> list[str]:  # noqa: ANN401 - whatever the template names
+    """Return the lines of a text for people."""
+    return [line for line in _TEXTS.get_template(name).render(values).splitlines() if line]
+
+
+def labelled(name: str, **values: Any) -> Rows:  # noqa: ANN401 - whatever the template names
+    """Return label and value of each line of a text; a line that begins with blanks continues the value before it."""
+    rows: Rows = []
+    for line in written(name, **values):
+        if line.startswith("  "):
+            label, value = rows.pop()
+            rows.append((label, f"{value}\n{line[2:]}"))
+        else:
+            label, _, value = line.partition(": ")
+            rows.append((label, value))
+    return rows
 
 
 def of(summary: Mapping[str, Any], folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> RunView:

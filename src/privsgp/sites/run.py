@@ -335,8 +335,9 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
     spent[node] = finite(p.epsilon(node, outcome.releases[0])) if spec.algorithm.private else None
     releases[node] = outcome.releases[0]
     unseen = ("mean_node_accuracy", "worst_node_accuracy", "consensus_error", "train_loss")  # nobody sees all models
-    unknown = dict.fromkeys([*unseen, "steps_per_second", "peak_memory_bytes"])
-    measured = measured_by_first(spec, outcome) | unknown | {"virtual_seconds": spec.clock.at(outcome.steps)}
+    measured = (
+        measured_by_first(spec, outcome) | dict.fromkeys(unseen) | {"virtual_seconds": spec.clock.at(outcome.steps)}
+    )
     others = [i for i in range(spec.nodes) if i != node]
     roster = [
         {"name": card.name, "fingerprint": card.fingerprint, "newest": None if one is None else one.header.step}
