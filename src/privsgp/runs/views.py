@@ -36,13 +36,22 @@ LABELS = {
     "mae": "mean absolute error", "rmse": "RMSE", "worst_node_accuracy": "worst site's model", "test_loss": "test loss",
     "train_loss": "training loss", "consensus_error": "consensus error",
 }  # fmt: skip
+
+
+def span(values: Sequence[float]) -> str:
+    """Write one number, or the smallest and the largest."""
+    low, high = f"{min(values):.4g}", f"{max(values):.4g}"
+    return low if low == high else f"{low} … {high}"
+
+
 WEAK = 10.0  # from this ε on a guess may be right 99.995 % of the time
 _TEXTS = Environment(  # each line of a text is a statement, so no value may begin a new one
     loader=PackageLoader("privsgp.report"), autoescape=False, undefined=StrictUndefined, trim_blocks=True,  # noqa: S701
     lstrip_blocks=True, finalize=lambda value: " ".join(str(value).splitlines()),
 )  # fmt: skip
 _TEXTS.filters |= {
-    "bound": bound, "one_in": one_in, "percent_up": percent_up, "small": small, "span_up": span_up, "up": up,
+    "bound": bound, "one_in": one_in, "percent_up": percent_up, "small": small, "span": span,
+    "span_up": span_up, "up": up,
 }  # fmt: skip
 _CURVES = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss")
 _TESTED = (*_CURVES, *metrics.KEYS)  # public if the test data are
@@ -276,12 +285,6 @@ def _of_budget(budget: float | None) -> str:
 def _messages(own: Mapping[str, Any]) -> str:
     m, refused = own["messages"], ", ".join(f"{count} × {kind}" for kind, count in own["refused"].items())
     return f"{m['posted']} sent, {m['taken']} taken, {m['missed']} missed at a deadline; refused: {refused or 'none'}"
-
-
-def span(values: Sequence[float]) -> str:
-    """Write one number, or the smallest and the largest."""
-    low, high = f"{min(values):.4g}", f"{max(values):.4g}"
-    return low if low == high else f"{low} … {high}"
 
 
 def clocked(virtual_seconds: float | None, steps: int) -> bool:
