@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def there(path: Path | None) -> Path | None:
     """Refuse a path that leads nowhere, before a command imports anything."""
     if path is not None and not path.exists():
-        raise Refused(f"{path} does not exist", "name a file or folder that is there")
+        raise Refused(f"{path} does not exist", "name a file or folder that exists")
     return path
 
 

@@ -365,7 +365,7 @@ def _serve(address: str, agreement: Agreement, own: Site, run_folder: Path) -> N
     token = None if web.is_loopback(address) else secrets.token_urlsafe(24)
     query = "" if token is None else f"?token={token}"
     pages, stopping = site_page.pages(agreement, own, run_folder, query), Stopping()
-    with stopping, web.served("--serve", address, pages, only_here=token is None, token=token):
+    with stopping, web.served(address, pages, token):
         out.print(f"http://{address}/{query} until Ctrl-C", soft_wrap=True)
         while not stopping.asked:
             time.sleep(0.2)

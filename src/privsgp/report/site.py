@@ -1,4 +1,4 @@
-"""What a site's people see of its run: the rows that terminal and page share, the page, and answers for a probe."""
+"""The view of a run for a site's staff: rows for terminal and page, the page, and answers for a probe."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STOPPED = [("Not running.", "Run privsgp join with the same options: it continu
 def rows(agreement: Agreement, node: int, values: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the lines of `privsgp status`: sites, links, releases, budget, refusals and warnings."""
     found = labelled(
-        "status.txt", a=agreement, node=node, v=values, age=time.time() - values["at"], fresh=_FRESH, ended=_ENDED,
+        "status.txt", a=agreement, node=node, v=values, age=_age(values), fresh=_FRESH, ended=_ENDED,
         in_units=in_units, down=down,
     )  # fmt: skip
     return found + warning_lines(values.get("warnings", []))
@@ -37,7 +37,12 @@ def rows(agreement: Agreement, node: int, values: dict[str, Any]) -> list[tuple[
 
 def stopped(values: dict[str, Any]) -> bool:
     """Return whether no process takes part, although the run has not ended at this site."""
-    return bool(time.time() - values["at"] >= _FRESH and values["own"]["phase"] not in _ENDED)
+    return bool(_age(values) >= _FRESH and values["own"]["phase"] not in _ENDED)
+
+
+def _age(values: dict[str, Any]) -> float:
+    """Return how far the clock is from that of status.json: a clock that was put back shows no future as fresh."""
+    return abs(time.time() - float(values["at"]))
 
 
 def pages(agreement: Agreement, site: Site, folder: Path, query: str = "") -> Mapping[str, Callable[[], Answer]]:

@@ -142,8 +142,8 @@ def study(config: Config, sizes: Sequence[int], result: Result, model: Path, run
 def agreed_model(run: Path) -> Path:
     """Return the model of a finished run that sites may evaluate together: a function of its counted releases.
 
-    Guarantee: it comes from releases of all sites with a finite ε. So the evaluation reveals nothing more of whom the
-    run trained on.
+    Guarantee: it comes from releases of all sites with a finite ε. So the evaluation reveals nothing more about the
+    records of the training.
     """
     result = load(run)
     privacy = result.card["privacy"]
@@ -193,7 +193,7 @@ def refuse_trained(config: Config, run: str, held: Sequence[Records], say: Say) 
         shared = np.isin(mine[:, -1], before[:, -1]) if of_persons else np.isin(mine, before).any(1)
         if of_persons and shared.any():
             count = len(np.unique(mine[shared, -1]))
-            raise Refused(f"{count:,} of the persons were trained on", "take persons that no site trained on")
+            raise Refused(f"the run trained on {count:,} of the persons", "take persons that no site trained on")
         if shared.any():
             say(f"{shared.sum():,} of {len(mine):,} test records equal a trained one: take none that was trained on")
 

@@ -237,13 +237,13 @@ def _plan(folder: Folder, *, simulated: bool) -> dict[str, Any] | None:
 
 
 def finished(path: Path) -> Folder:
-    """Return the folder of a run that came to its end; refuse any other."""
+    """Return the folder of a finished run; refuse any other."""
     folder = Folder(path)
     if not folder.summary.exists() or not folder.config.exists():
         there = "is not finished" if folder.config.exists() else "is no run folder"
         raise Refused(
             f"{path} {there}",
-            "name the folder of a run that came to its end; `privsgp ledger` shows what others have spent",
+            "name the folder of a finished run; for other runs, `privsgp ledger` shows the spending",
         )
     return folder
 
