@@ -139,8 +139,8 @@ class PairwiseCovariance:
         least = min(self.own)
         if self.pair > LARGEST_PAIR**2 * least:
             raise Refused(
-                f"pairs share noise of σ = {self.pair**0.5:g} beside {least**0.5:g} of a node's own",
-                f"take a smaller privacy.pair_ratio: up to {LARGEST_PAIR:g} times was counted",
+                f"pairs share noise of σ = {self.pair**0.5:g}, and a node's own noise has σ = {least**0.5:g}",
+                f"take a smaller privacy.pair_ratio: the ratio may be at most {LARGEST_PAIR:g}",
             )
 
     def scaled(self, factor: float) -> PairwiseCovariance:

@@ -248,13 +248,13 @@ def refuse_coarser(spec: RunSpec) -> None:
     counted = min(mechanism.kappa for mechanism in spec.mechanisms)
     if now > counted:
         raise Refused(
-            f"κ = {counted:g} was counted, and this arithmetic has κ = {now:g}",
-            "leave torch.backends.*.allow_tf32 as they are while a run is prepared and trained",
+            f"ε was computed for κ = {counted:g}, and the arithmetic now has κ = {now:g}",
+            "do not change torch.backends.*.allow_tf32 between the preparation and the end of a run",
         )
     if spec.simulation:
         return
     if emulated := device_of(spec.device).emulates_float64:
-        raise Refused(f"{emulated} = {os.environ[emulated]!r}: cuBLAS may make up float64", "leave it unset")
+        raise Refused(f"{emulated} = {os.environ[emulated]!r}: cuBLAS may emulate float64", "leave it unset")
     coarse = device_of(spec.device).coarsens_float32
     if places > 1 and coarse:  # the exact way (`Positions`) counts the rounding of full float32
         raise Refused(

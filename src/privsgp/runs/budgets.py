@@ -196,7 +196,7 @@ def by_person(config: Config, mechanism: Mechanism, samples: Sequence[int], show
     if p.sites_per_person > 1 and (unequal or any(isinstance(value, list) for value in (p.epsilon, p.delta, p.sigma))):
         raise Refused(
             f"privacy.sites_per_person = {p.sites_per_person}, and sites have different noise or budgets",
-            "give one epsilon and one delta for all sites: ε of a person at several sites is counted for sites alike",
+            "give one epsilon and one delta for all sites: privsgp knows ε at several sites for equal sites only",
         )
     return PersonLevel(mechanism, rows, p.sites_per_person, shown)
 

@@ -135,8 +135,8 @@ def side(
     chosen: NDArray[np.int64] = rows[out[np.cumsum(first) - 1] == held_out]
     if not len(chosen):
         raise Refused(
-            f"evaluation.share = {asked.share}: a node has nobody {'held out' if held_out else 'left to train on'}",
-            "take another share, or leave it out",
+            f"evaluation.share = {asked.share} leaves a node no record {'to hold out' if held_out else 'to train on'}",
+            "take another share, or remove the key",
         )
     return chosen
 
@@ -230,7 +230,7 @@ def refuse_own_records(
     """Refuse public test data that nodes learn from, saved anew: no ε covers metrics on them. A simulation may."""
     if config.seed is None and config.test_is_public and is_tested_on_own(dataset, parts):
         raise Refused(
-            f"{what}: half of these records are a node's own, or half of a node's are among them",
+            f"{what}: half of these records are a node's own, or half of a node's records are among them",
             "test data are public: take records that no node learns from",
             test_is_public=True,
         )
@@ -305,7 +305,7 @@ def refuse_counted(config: Config, dataset: data.Dataset) -> None:
     if config.seed is None and dataset.counted not in public:
         or_else = f", or say {_PUBLIC} if the test labels are" if dataset.counted == "y_test" else ""
         raise Refused(
-            f"{dataset.name}: no data.classes, and without a seed they are not counted in {dataset.counted}",
+            f"{dataset.name}: data.classes is missing, and privsgp does not count classes in private {dataset.counted}",
             "give the number of classes as data.classes, from Python as classes=…, or store it in the file as "
             f"`classes`{or_else}",
         )

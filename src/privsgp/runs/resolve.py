@@ -59,7 +59,7 @@ def pooled(config: Config, problem: Problem) -> tuple[Config, Problem]:
         if len(known) < sum(problem.samples):
             raise Refused(
                 f"{config.algorithm.name} puts all rows in one table, and a person has rows at several nodes",
-                "give all rows of a person to one node, or take a method that leaves them where they are",
+                "give all rows of a person to one node, or use a method that keeps rows at their nodes",
             )
     strictest = {"delta": min(per_node(p.delta, n))}
     if p.epsilon is not None:

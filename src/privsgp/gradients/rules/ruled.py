@@ -104,7 +104,8 @@ class RuledLayers(ABC):
                 )
             if any([len(call.input) for call in layer.calls] != [len(data)] for layer in self.layers):
                 raise Refused(
-                    "a layer is not called once with one row per sample", "let the model call each layer once"
+                    "the model calls a layer never, more than once, or not with one row per sample",
+                    "let the model call each layer once, with the batch as the first axis",
                 )
             calls = {layer: layer.calls.pop() for layer in self.layers}
             asked = [*(call.output for call in calls.values()), *rest.values()]
