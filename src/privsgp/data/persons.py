@@ -125,8 +125,8 @@ def repeats(name: str, count: int, rows: int) -> bool:
 def warning(name: str, count: int, rows: int) -> str:
     """Say that a column may name persons, where nobody asked whose rows they are."""
     return (
-        f"column {name!r} has {count:,} names for {rows:,} rows. ε is for a row: a person with several rows "
-        f"has less protection. If it names persons, write: [data] person = {toml_value(name)}, rows_per_person = …"
+        f"column {name!r} has {count:,} different values in {rows:,} rows. ε is for a row: a person with several rows "
+        f"has less protection. If they name persons, write: [data] person = {toml_value(name)}, rows_per_person = …"
     )
 
 
