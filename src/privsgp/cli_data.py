@@ -53,12 +53,6 @@ DataDir = Annotated[Path | None, typer.Option(help="The folder of MNIST, CIFAR-1
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 
 
-def one_of(option: str, value: str, known: Sequence[str]) -> None:
-    """Refuse a value that an option does not know."""
-    if value not in known:
-        raise Refused(f"--{option} {value} is unknown", f"take one of {', '.join(known)}")
-
-
 # Every command in the order of help: its panel there, and an example.
 _COMMANDS = {
     "Train": {

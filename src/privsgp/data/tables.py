@@ -311,9 +311,7 @@ def refuse_drafted(table: Any, schema: Schema, where: str) -> None:  # noqa: ANN
     """Refuse a site's table that the schema was drafted from."""
     used = [*schema.encoded, *schema.target.columns]
     if schema.drafted is not None and same_records.drafted_from(schema.drafted, table, used):
-        remedy = (
-            "draft the schema from a table that no site trains on; do not send this one if the rows are private"
-        )
+        remedy = "draft the schema from a table that no site trains on; do not send this one if the rows are private"
         raise Refused(f"{where}: the schema was drafted from these rows, and shows everybody their ranges", remedy)
 
 
