@@ -284,7 +284,9 @@ def _of_budget(budget: float | None) -> str:
 
 def _messages(own: Mapping[str, Any]) -> str:
     m, refused = own["messages"], ", ".join(f"{count} × {kind}" for kind, count in own["refused"].items())
-    return f"{m['posted']} sent, {m['taken']} accepted, {m['missed']} missed at a deadline; refused: {refused or 'none'}"
+    return (
+        f"{m['posted']} sent, {m['taken']} accepted, {m['missed']} missed at a deadline; refused: {refused or 'none'}"
+    )
 
 
 def clocked(virtual_seconds: float | None, steps: int) -> bool:
