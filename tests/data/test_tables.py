@@ -98,6 +98,13 @@ def test_what_does_not_fit_is_refused_by_column_and_row(tmp_path, text, said):
     assert said in refused.value.what
 
 
+def test_a_target_that_a_table_lacks_cannot_be_absent(tmp_path):
+    with pytest.raises(Refused) as refused:
+        read(tmp_path, HEADER.replace("back", "gone") + ROWS)
+    assert "other names" in refused.value.remedy
+    assert "absent" not in refused.value.remedy
+
+
 def test_newlines_in_quoted_texts_do_not_shift_the_count_of_rows(tmp_path):
     with pytest.raises(Refused, match="column 'age', row 2"):
         read(tmp_path, HEADER + '"a\nb",5,5,1,no,no\nc,x,5,1,no,no\n')
