@@ -281,7 +281,7 @@ def test_another_identifier_between_sites_is_refused(place, monkeypatch):
     with_persons(place, "test-{}", first=5000)
     monkeypatch.setattr(evaluation, "refuse_other_terms", lambda *_: None)  # the model's file says that s is 2, too
     forged, new = study.with_section("privacy", sites_per_person=2), place / "test-basel.csv"
-    with pytest.raises(Refused, match="privacy.sites_per_person"):
+    with pytest.raises(Refused, match=r"privacy\.sites_per_person"):
         between.counted(forged, 0, read_own(forged, new), place / "run" / "model.safetensors", print)
 
 
