@@ -8,6 +8,7 @@ what goes on is a hash of it, for the budget book alone.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import unicodedata
 from decimal import Decimal
@@ -85,28 +86,30 @@ def named(found: Mapping[str, Any], options: PersonOptions, missing: Sequence[st
         for value in np.asarray(found[options.person or ""]).tolist()
     ]
     names = [str(value).strip() for value in names]
-    if (nobody := [i for i, name in enumerate(names) if name in missing]) != []:
-        raise nameless(f"{where}: {options.person!r}", nobody[0], len(nobody))
+    if nobody := [row for row, name in enumerate(names, 1) if name in missing]:
+        more = f" ({len(nobody)} such rows)" if len(nobody) > 1 else ""
+        what = f"{where}: {options.person!r}, row {nobody[0]}: no identifier of a person{more}"
+        raise Refused(what, "give each row the identifier of its person, or leave the row out")
     date, weight = options.rows_date, options.rows_weight
-    dates = None if date is None else _numbers(found[date], f"{where}: {date!r}: a date is none", BY_DATE)
-    weights = None if weight is None else _numbers(found[weight], f"{where}: {weight!r}: a weight is none", BY_WEIGHT)
+    dates = None if date is None else _numbers(found[date], f"{where}: {date!r}", "date", BY_DATE)
+    weights = None if weight is None else _numbers(found[weight], f"{where}: {weight!r}", "weight", BY_WEIGHT)
     return Named(names, dates, weights)
 
 
-def _numbers(given: Any, what: str, remedy: str) -> NDArray[np.float64]:  # noqa: ANN401 - arrays
-    try:
-        known = np.array([_number(one) for one in np.asarray(given).tolist()])
-    except (TypeError, ValueError):
-        known = np.array([np.nan])
-    if not np.isfinite(known).all():
-        raise Refused(what, remedy)
+def _numbers(given: Any, where: str, kind: str, remedy: str) -> NDArray[np.float64]:  # noqa: ANN401 - arrays
+    known = np.array([_number(str(one)) for one in np.asarray(given).tolist()])
+    if (bad := ~np.isfinite(known)).any():
+        raise Refused(f"{where}, row {int(bad.argmax()) + 1}: no {kind}", remedy)
     return known
 
 
-def _number(date: object) -> float:
-    """Return a date as a number that grows with it: the day alone, 20260131, or a number as it is."""
-    day = _DATE.fullmatch(text := str(date))
-    return float("".join(day.groups()) if day else text)
+def _number(text: str) -> float:
+    """Return a date as a number that grows with it: the day alone, 20260131, or a number; NaN if it is none."""
+    day = _DATE.fullmatch(text)
+    try:
+        return float("".join(day.groups()) if day else text)
+    except ValueError:
+        return math.nan
 
 
 def repeats(name: str, count: int, rows: int) -> bool:
@@ -140,15 +143,6 @@ def canonical(name: str) -> str:
 def in_forms(count: int) -> str:
     """Say that identifiers of so many persons are written in several forms."""
     return f"the identifiers of {count:,} persons are written in several forms, like 7 and 007: each is one person"
-
-
-def nameless(where: str, row: int, count: int) -> Refused:
-    """Return the refusal of rows without an identifier."""
-    more = f" ({count} such rows)" if count > 1 else ""
-    return Refused(
-        f"{where}, row {row + 1}: no identifier of a person{more}",
-        "give each row the identifier of its person, or leave the row out",
-    )
 
 
 def grouped(dataset: Dataset, found: Named, options: PersonOptions) -> tuple[Dataset, int, int]:
