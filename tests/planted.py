@@ -100,7 +100,8 @@ def no_clip(self: PerSample, radius: float, mask: Tensor | None = None, *, exact
     del radius
     self.exact = self.exact if exact is None else exact
     for piece in self.pieces:
-        piece.scale_(mask.to(torch.float64))
+        if mask is not None:
+            piece.scale_(mask.to(torch.float64))
 
 
 def bare_mean(self: PushSum, k: int, s: State) -> Step:

@@ -155,7 +155,7 @@ def test_a_published_calibration_is_printed_with_what_it_is_worth(tmp_path):
         *runs.changes(algorithm__name="local", privacy__epsilon=1.0, privacy__accountant="published"),
     )  # fmt: skip
     assert ran.code == 2
-    assert "'published' for local" in ran.err
+    assert "has no formula for local" in ran.err
 
 
 def periodic(algorithm):

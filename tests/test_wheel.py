@@ -26,6 +26,7 @@ KEPT = {
     "report/templates/assessment.md",
     "report/templates/base.html",
     "report/templates/description.html",
+    "report/templates/model-card.md",
     "report/templates/page.html",
     "report/templates/registry.yaml",
     "report/templates/site.html",

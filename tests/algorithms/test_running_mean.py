@@ -47,7 +47,7 @@ def _released(name, *, present):
             kept = Drawn(drawn.rows, drawn.mask & ((drawn.rows != 0) | present))
             return super().gradients(z, kept, prepare)
 
-    block = Absent([mechanism], x, y, gradient, Randomness(), None)
+    block = Absent([mechanism], (x, y), gradient, Randomness(), None)
     algorithm = ALGORITHMS[name](block, settings)
     algorithm.begin(_z((0, 0), 0))
     drawn = Drawn(torch.tensor([[1, 2]]), torch.ones(1, 2, dtype=torch.bool))

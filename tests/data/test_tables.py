@@ -259,7 +259,7 @@ def test_records_in_another_file_are_noticed(tmp_path):
 
 
 PUBLIC = "id,age,when,ward,smoker,kind,back\n" + "".join(
-    f"p{i},{20 + i},{'' if i % 9 else 2026},{'ab'[i % 2]},{'yes' if i % 3 else 'no'},{'x' if i else 'NA'},{i % 2}\n"
+    f"p{i},{20 + i},{'' if i % 9 else 2026},{'ab'[i % 2]},{'yes' if i % 3 else 'no'},{'xy'[i % 2] if i else 'NA'},{i % 2}\n"
     for i in range(40)
 )
 

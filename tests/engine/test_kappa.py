@@ -22,7 +22,9 @@ def _spec(counted, algorithm="privsgp-vr", dtype=torch.float32, model=None, shap
     chosen = ALGORITHMS[algorithm]
     mechanisms = [chosen.mechanism(Settings(), sigma=1.0, batch=5, samples=50, kappa=k) for k in counted]
     learning = SimpleNamespace(places=positions(model or nn.Linear(3, 2), torch.zeros(4, *shape)))
-    return SimpleNamespace(algorithm=chosen, mechanisms=mechanisms, dtype=dtype, device=CPU, learning=learning)
+    return SimpleNamespace(
+        algorithm=chosen, mechanisms=mechanisms, dtype=dtype, device=CPU, learning=learning, simulation=False
+    )
 
 
 def test_what_was_counted_is_accepted():

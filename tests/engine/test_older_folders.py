@@ -67,7 +67,7 @@ def test_a_run_with_a_feature_that_is_gone_is_not_resumed(tmp_path):
     old = shutil.copytree(CANDIDATE, tmp_path / "old")
     (old / "summary.json").unlink()  # as if it had been stopped
     lines = (old / "config.toml").read_text().splitlines()
-    gone = ("noise_", "c2", "table", "block", "may_spend", "evaluations", "unit_steps", "compute", "mean")
+    gone = ("noise_", "sampling", "c2", "table", "block", "may_spend", "evaluations", "unit_steps", "compute", "mean")
     (tmp_path / "run.toml").write_text("\n".join(line for line in lines if not line.startswith(gone)))
     ran = runs.command("train", tmp_path / "run.toml", "--out", old, "--resume")
     assert ran.code == 2

@@ -44,7 +44,7 @@ def test_more_of_anything_never_rounds_less(algorithm, slots, samples, places, s
 
 def test_a_secret_run_whose_sums_kappa_does_not_cover_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(spec.Learning, "places", 4096)
-    monkeypatch.setattr(spec, "capacity", lambda *_: 4096)
+    monkeypatch.setattr(spec, "capacity", lambda *_, **_more: 4096)
     unseeded = "--set=seed="
     ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "secret", unseeded)
     assert ran.code == 2

@@ -172,6 +172,6 @@ def test_a_count_below_one_is_refused_before_anything_is_made(tmp_path, monkeypa
     runs.small(tmp_path, CONFIG)
     ran = runs.command(*command, option, count)
     assert (ran.code, ran.out) == (2, "")
-    assert f"{option} {count}\n" in ran.err
+    assert f"{option} {count} is below 1\n" in ran.err
     assert "take at least 1" in ran.err
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]

@@ -290,7 +290,7 @@ def test_a_private_runs_own_table_is_refused_from_python_too(tmp_path):
         (["site-9"], {"images": {"labels": ["cat", "dog"]}}, "site-9 cannot be read"),
         (["a.jsonl"], {}, "has no column of texts"),
         (["a.csv"], {}, "a.csv has no schema"),
-        ([(np.zeros((4, 3)), np.zeros(4))], {"text": {}}, "a tuple beside text=…"),
+        ([(np.zeros((4, 3)), np.zeros(4))], {"text": {}}, "is a tuple, and text=… is for files"),
         (["site-0"], {"images": {"label": ["cat"]}}, "unknown key data.images.label"),
         (["site-0"], {"images": {"label": ["cat"]}}, "data.images without labels"),
     ],

@@ -273,7 +273,7 @@ def problem_of(settings):
     x = (5 * rng.standard_normal((len(names), 24))).astype(np.float32)
     data = from_arrays(x, rng.integers(0, 2, len(names)), classes=2)
     weights = rng.uniform(0.1, 5, len(names)) if settings.data.rows_weight else None
-    data = persons.grouped(data, persons.Named(names.tolist(), None, weights), settings.data.persons).dataset
+    data = persons.grouped(data, persons.Named(names.tolist(), None, weights), settings.data.persons)[0]
     return problems.assembled(settings, data, problems.split(settings, data))
 
 
