@@ -95,7 +95,7 @@ def loaded(text: bytes, where: str) -> Any:  # noqa: ANN401 - any JSON
         raise _damaged(where, str(error)[:200]) from error
 
 
-def shaped(found: object, shape: type[Shape], where: str) -> Shape:
+def shaped(found: object, shape: type[Shape], where: str, remedy: str = "") -> Shape:
     """Return what these plain values are; refuse them by name if they do not have the shape."""
     try:
         return shape.model_validate(found)
@@ -105,7 +105,7 @@ def shaped(found: object, shape: type[Shape], where: str) -> Shape:
         if key == "version":
             what = f"{where} is of version {first['input']!r:.80}: {first['msg']}"
             raise Refused(what, "another release wrote it: read it with that one (run.json names it)") from error
-        raise _damaged(where, f"{key} = {first['input']!r:.80}: {first['msg']}") from error
+        raise _damaged(where, f"{key} = {first['input']!r:.80}: {first['msg']}", remedy) from error
 
 
 def read_toml(path: Path, what: str, see: str, most: int = 2**20) -> dict[str, Any]:
@@ -122,10 +122,9 @@ def read_toml(path: Path, what: str, see: str, most: int = 2**20) -> dict[str, A
     return found
 
 
-def _damaged(where: str, why: str) -> Refused:
-    return Refused(
-        f"{where}: {why}", "it is damaged, or not what privsgp wrote: restore it from a copy, or name another folder"
-    )
+def _damaged(where: str, why: str, remedy: str = "") -> Refused:
+    remedy = remedy or "it is damaged, or not what privsgp wrote: restore it from a copy, or name another folder"
+    return Refused(f"{where}: {why}", remedy)
 
 
 def _number(text: str) -> float:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from privsgp.accounting.ledger import Mark
+from privsgp.accounting.chain import Mark
 from privsgp.errors import Refused
 from privsgp.files import read_bytes, user_folder, write_private
 

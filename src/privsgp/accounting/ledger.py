@@ -2,7 +2,7 @@
 
 A run is a segment: `open`, then `reserve`, `sent` and `return` lines, then `close`. chain.py says how they are chained.
 One rule holds: what pays is durable before anything leaves. A `reserve` line is on the disk before any step that it
-pays for is sent. A `sent` line has the message's BLAKE3 (in format 2 its SHA-256). It is written before the message
+pays for is sent. A `sent` line has the message's BLAKE3. It is written before the message
 leaves and becomes durable with the next line that is. Nothing that is counted rests on it. So messages without a hash
 share one line at a clean stop, unless steps are committed before they are sent.
 
@@ -28,20 +28,16 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Self, TypeVar
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
-from privsgp.accounting.chain import LONGEST, Chain, Mark, lost, replay
+from privsgp.accounting.chain import LONGEST, Chain, replay
 from privsgp.accounting.mechanisms import Relation, described
 from privsgp.errors import Refused, mending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from privsgp.accounting.chain import Line
+    from privsgp.accounting.chain import Line, Mark
 
-__all__ = [
-    "MOST_AHEAD", "Header", "Ledger", "Mark", "Segment", "first", "lost", "make_room", "read", "short", "together",
-]  # fmt: skip
-
-FORMATS = (2, 3)  # in 3 hashes of messages are BLAKE3
+FORMAT = 3
 MOST_AHEAD = 64
 _MOST = 2**53
 T = TypeVar("T")
@@ -91,8 +87,8 @@ class Header:
     @classmethod
     def read(cls, line: dict[str, Any]) -> Header:
         """Return the header in an `open` line; ValueError says what is wrong with it."""
-        if line.get("format") not in FORMATS:
-            raise ValueError(f"it is not of format {' or '.join(map(str, FORMATS))}")
+        if line.get("format") != FORMAT:
+            raise ValueError(f"it is not of format {FORMAT}")
         try:
             return cls(**{k: v for k, v in line.items() if k not in ("kind", "format")})
         except ValidationError as error:
@@ -144,7 +140,7 @@ class Segment:
             case {"kind": "close"}:
                 self.closed = True
             case _:
-                raise ValueError(f"no line of format {FORMATS[-1]} is a {line.get('kind')!r:.80} with these keys")
+                raise ValueError(f"no line of format {FORMAT} is a {line.get('kind')!r:.80} with these keys")
 
     def _reserve(self, first: int, count: int, attempt: int) -> None:
         if not 0 < count <= MOST_AHEAD:
@@ -212,7 +208,7 @@ class Ledger:
             if segments:
                 _refuse_change(path, segments, header)
                 return cls(chain, segments[0], since, commits=commits)
-            chain.write({"kind": "open", "format": FORMATS[-1]} | dataclasses.asdict(header))
+            chain.write({"kind": "open", "format": FORMAT} | dataclasses.asdict(header))
             chain.sync()
             chain.sync_names()
         except BaseException:

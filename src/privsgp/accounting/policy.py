@@ -6,14 +6,12 @@ spend anything, with the sums of the budget book.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import Field, ValidationError
+from typing import TYPE_CHECKING, Literal
 
 from privsgp.accounting.shown import up
 from privsgp.errors import Refused
-from privsgp.files import read_toml, user_folder
-from privsgp.options import Count, Options, Positive, option
+from privsgp.files import read_toml, shaped, user_folder
+from privsgp.options import Count, Options, Positive, Probability, option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 
 _LONGEST = 2**16
 _ROUNDING = 1e-9
-Delta = Annotated[float, Field(gt=0, lt=1)]
 
 
 def default_home() -> Path:
@@ -35,8 +32,8 @@ class Policy(Options):
 
     epsilon_run: Positive | None = option(None, "largest ε of one run")
     epsilon_total: Positive | None = option(None, "largest sum of ε over all runs on the same record")
-    delta_run: Delta | None = option(None, "largest δ of one run; default: below 1/J if ε is limited")
-    delta_total: Delta | None = option(None, "largest sum of δ over all runs on the same record")
+    delta_run: Probability | None = option(None, "largest δ of one run; default: below 1/J if ε is limited")
+    delta_total: Probability | None = option(None, "largest sum of δ over all runs on the same record")
     relation: Literal["zero-out", "replace-one"] | None = option(None, "the neighbour relation that ε must be about")
     algorithms: list[str] | None = option(None, "algorithms that may be run")
     weights: Count | None = option(None, "largest number of weights of a model")
@@ -73,14 +70,7 @@ def read(path: Path) -> Policy | None:
     if not path.exists():
         return None
     found = read_toml(path, "policy", "mend it: without it this site signs nothing", _LONGEST)
-    try:
-        return Policy.model_validate(found)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        raise Refused(
-            f"{path}: {key} = {first['input']!r}: {first['msg']}", f"known keys: {', '.join(Policy.model_fields)}"
-        ) from error
+    return shaped(found, Policy, str(path), f"known keys: {', '.join(Policy.model_fields)}")
 
 
 def refuse_spending(

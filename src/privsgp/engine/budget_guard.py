@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from privsgp.accounting.ledger import Mark
+    from privsgp.accounting.chain import Mark
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec

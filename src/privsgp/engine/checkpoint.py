@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
-from privsgp.accounting.ledger import Mark
+from privsgp.accounting.chain import Mark
 from privsgp.algorithms import State
 from privsgp.devices import in_threads
 from privsgp.engine.folder import write_tensors
