@@ -155,7 +155,7 @@ def test_a_pairs_noise_far_above_own_noise_was_not_counted_and_is_refused():
 
 
 def test_without_a_way_to_exchange_keys_nothing_is_shared_with_nodes_elsewhere():
-    with pytest.raises(Refused, match="no protected way to exchange keys"):
+    with pytest.raises(Refused, match="without a protected way to exchange keys"):
         of_nodes(noise(), Secure(), range(2))
     of_nodes(noise(), Keyed(1), range(2))  # a simulation's follow from its seed
 

@@ -245,10 +245,8 @@ class Ledger:
     def sent(self, step: int, digest: str) -> None:
         """Note the hash of a message, just before it leaves. One that was not paid for is refused."""
         if not self.holds(step):
-            raise Refused(
-                f"{self.path}: step {step}, attempt {self.attempt} is not paid for",
-                "reserve each step before it is sent, and send it once; only the same bytes may go out again",
-            )
+            what = f"{self.path}: step {step}, attempt {self.attempt} is not paid for"
+            raise Refused(what, "reserve each step before it is sent, and send it once")
         self.next = step + 1
         if digest or self._at_once:
             digest = short(digest)
@@ -290,9 +288,8 @@ class Ledger:
         try:
             self.segment.apply(line)
         except ValueError as reason:
-            raise Refused(
-                f"{self.path}: {line['kind']}: {reason}", "see the ledger for what this run has spent"
-            ) from None
+            what = f"{self.path}: {line['kind']}: {reason}"
+            raise Refused(what, "see the ledger for what this run has spent") from None
         self._chain.write(line)
         self._chain.sync()
 
@@ -361,19 +358,14 @@ def together(ledgers: Sequence[Ledger], action: Callable[[Ledger], T]) -> list[T
 def _refuse_change(path: Path, segments: Sequence[Segment], new: Header) -> None:
     old = segments[0].header
     if len(segments) > 1 or old.run != new.run:
-        raise Refused(
-            f"{path} holds {' and '.join(one.header.run for one in segments)}, and this is run {new.run}",
-            "give each run a ledger of its own: choose another {out}",
-            out=None,
-        )
+        what = f"{path} holds {' and '.join(one.header.run for one in segments)}, and this is run {new.run}"
+        raise Refused(what, "give each run a ledger of its own: choose another {out}", out=None)
     before, now = dataclasses.asdict(old), json.loads(json.dumps(dataclasses.asdict(new)))
     before["mechanism"] = described(old.mechanism).describe()  # with the keys that came later
     if changed := [key for key in before if before[key] != now[key]]:
         key = changed[0]
-        raise Refused(
-            f"{path}: {key} of run {old.run} was {before[key]} and is now {now[key]}",
-            "resume with the configuration the run was started with, or start a new run",
-        )
+        what = f"{path}: {key} of run {old.run} was {before[key]} and is now {now[key]}"
+        raise Refused(what, "resume with the configuration the run was started with, or start a new run")
 
 
 def _refuse_other_node(path: Path, found: Sequence[Segment], node: int | None = None) -> None:
@@ -382,10 +374,8 @@ def _refuse_other_node(path: Path, found: Sequence[Segment], node: int | None = 
     expected = int(named[1]) if named and node is None else node
     for header in (segment.header for segment in found if expected is not None):
         if header.node != expected:
-            raise Refused(
-                f"{path} is the ledger of node {header.node}",
-                f"put node {expected}'s own back: what it has spent stays spent",
-            )
+            remedy = f"put node {expected}'s own back: what it has spent stays spent"
+            raise Refused(f"{path} is the ledger of node {header.node}", remedy)
 
 
 def short(digest: str) -> str:

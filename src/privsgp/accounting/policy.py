@@ -39,15 +39,8 @@ class Policy(Options):
     weights: Count | None = option(None, "largest number of weights of a model")
     peers: list[str] | None = option(None, "fingerprints of the sites that may take part")
     fewest: Count | None = option(None, "least number of sites that must be there while steps are taken")
-    honest: Count | None = option(
-        None,
-        "most sites, this one included, that ε may need to be honest; 1: no pairwise noise; default: 1 if "
-        "ε or δ is limited",
-    )
-    simulation: bool | None = option(
-        None,
-        "whether the site signs agreements with a seed, which protect nothing; default: false if ε or δ is limited",
-    )
+    honest: Count | None = option(None, "most sites that must be honest, this one included; default: 1 under limits")
+    simulation: bool | None = option(None, "whether the site signs runs with a seed; default: not under limits")
 
     @property
     def limited(self) -> bool:

@@ -44,10 +44,8 @@ class _Methods(Mapping[str, type[Algorithm]]):
         if name not in self._registered:
             offered = register(plugins.load(plugins.offered(plugins.ALGORITHMS)[name]))
             if offered.name != name:
-                raise Refused(
-                    f"the entry point {name!r} of {offered.__module__} offers a method called {offered.name!r}",
-                    "give the entry point the method's name",
-                )
+                what = f"the entry point {name!r} of {offered.__module__} offers a method called {offered.name!r}"
+                raise Refused(what, "give the entry point the method's name")
         return self._registered[name]
 
     def add(self, algorithm: type[Algorithm]) -> None:

@@ -44,19 +44,17 @@ class SagaOptions(_TableOptions):
     """SAGA's estimator."""
 
     difference_clip: Positive | None = option(
-        None, "C: clips each g_j − t_j; default: G with auto if the table stays as small, else 2G (no clip)"
+        None, "C: clips each g_j − t_j; default: G for small models, else no clip"
     )
     difference_scale: Share | Literal["auto"] = option(
-        "auto", "θ: the weight of differences; 1 is the paper's; auto: the largest that costs hardly any noise"
+        "auto", "θ: weight of differences; the paper's is 1; auto: costs hardly any noise"
     )
 
     @model_validator(mode="after")
     def _rounded_entries_are_not_clipped(self) -> Self:
         if self.table_dtype == "bfloat16" and self.difference_clip is not None:
-            raise Refused(
-                f"algorithm.table_dtype = 'bfloat16' with algorithm.difference_clip = {self.difference_clip}",
-                "leave one of them out: a rounded entry may move by more than the difference clip",
-            )
+            what = f"algorithm.table_dtype = 'bfloat16' with algorithm.difference_clip = {self.difference_clip}"
+            raise Refused(what, "leave one of them out: a rounded entry may move by more than the difference clip")
         return self
 
 

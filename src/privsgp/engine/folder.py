@@ -93,9 +93,8 @@ class Folder:
             there = there.parent
         if not there.is_dir() or not os.access(there, os.W_OK):
             why = "is not a folder" if not there.is_dir() else "is not writable"
-            raise Refused(
-                f"cannot make the run folder {self.path}: {there} {why}", "choose another one with {out}", out=None
-            )
+            what = f"cannot make the run folder {self.path}: {there} {why}"
+            raise Refused(what, "choose another one with {out}", out=None)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[Folder]:
@@ -114,20 +113,15 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = path.open("a")
         except OSError as error:
-            raise Refused(
-                f"cannot write to the run folder {self.path}: {error.strerror}",
-                "choose another one with {out}",
-                out=None,
-            ) from error
+            what = f"cannot write to the run folder {self.path}: {error.strerror}"
+            raise Refused(what, "choose another one with {out}", out=None) from error
         with lock:
             try:
                 fcntl.flock(lock, kind | fcntl.LOCK_NB)
             except OSError as error:
-                raise Refused(
-                    f"the run folder {self.path} is in use by another process",
-                    "wait until that process ends, or stop it; a new run needs another {out}",
-                    out=None,
-                ) from error
+                what = f"the run folder {self.path} is in use by another process"
+                remedy = "wait until that process ends, or stop it; a new run needs another {out}"
+                raise Refused(what, remedy, out=None) from error
             yield
 
     def prepare(self) -> None:
@@ -205,16 +199,12 @@ def refuse_used(out: Path, *, resume: bool, secret: bool = False, restarted: boo
     """
     there = Folder(out).config.exists()
     if there and not resume and not restarted:
-        raise Refused(
-            f"{out} already holds a run", "add {resume} to continue it, or choose another {out}", resume=True, out=None
-        )
+        remedy = "add {resume} to continue it, or choose another {out}"
+        raise Refused(f"{out} already holds a run", remedy, resume=True, out=None)
     if secret and resume and not there:
-        raise Refused(
-            "{resume} with {out}: there is no run to resume, and a new one would spend its budget again",
-            "name the run's folder in {out}; to begin a run, start it without {resume}",
-            resume=True,
-            out=out,
-        )
+        what = "{resume} with {out}: there is no run to resume, and a new one would spend its budget again"
+        remedy = "name the run's folder in {out}; to begin a run, start it without {resume}"
+        raise Refused(what, remedy, resume=True, out=out)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:

@@ -270,16 +270,13 @@ class Secure(Streams):
     def _claim(self, purpose: str, nodes: Sequence[int], step: int) -> None:
         """Let nobody draw these again; refuse steps up to the last one drawn, and a node that is named twice."""
         if os.getpid() != self._process:
-            raise Refused(
-                "a Secure() was used in a forked process", "make a new Secure() there: two copies would agree"
-            )
+            what = "a Secure() was used in a forked process"
+            raise Refused(what, "make a new Secure() there: two copies would agree")
         frontier, claimed = self._frontier.setdefault(purpose, {}), set[int]()
         for node in nodes:
             if step < frontier.get(node, 0) or node in claimed:
-                raise Refused(
-                    f"{purpose} of node {node}, step {step}: already used",
-                    "secret randomness is used once: draw in the order of the steps",
-                )
+                what = f"{purpose} of node {node}, step {step}: already used"
+                raise Refused(what, "secret randomness is used once: draw in the order of the steps")
             claimed.add(node)
         frontier.update(dict.fromkeys(nodes, step + 1))
 
@@ -331,10 +328,8 @@ def refuse_wide(**fields: int) -> None:
 
 def _refuse_shape(out: torch.Tensor, nodes: Sequence[int]) -> None:
     if out.ndim != 2 or len(out) != len(nodes) or out.dtype not in (torch.float32, torch.float64):
-        raise Refused(
-            f"noise for {len(nodes)} nodes does not fit {tuple(out.shape)} of {out.dtype}",
-            "pass one row for each node, in float32 or float64",
-        )
+        what = f"noise for {len(nodes)} nodes does not fit {tuple(out.shape)} of {out.dtype}"
+        raise Refused(what, "pass one row for each node, in float32 or float64")
 
 
 class NodeNoise(Protocol):

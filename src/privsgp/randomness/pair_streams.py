@@ -48,10 +48,8 @@ class PairStreams(Streams):
         refuse_old_memory(self._offset, self.remedy)
         for pair in nodes:
             if step <= self._last.get(pair, -1):
-                raise Refused(
-                    f"noise of pair {pair}, step {step}: already used",
-                    f"two messages under one pair's numbers show their difference; {self.remedy}",
-                )
+                remedy = f"two messages under one pair's numbers show their difference; {self.remedy}"
+                raise Refused(f"noise of pair {pair}, step {step}: already used", remedy)
             self._last[pair] = step
         host = out if device_of(out).in_host_memory else torch.empty(out.shape, dtype=torch.float64)
         self._fill(host.numpy(), nodes, step, np.float64)

@@ -163,10 +163,8 @@ def refuse_everywhere(records: Sequence[Records | None], sites: int) -> None:
     persons = [np.unique(one.hashes[:, -1]) for one in records if one is not None]
     most = int(np.unique(np.concatenate(persons), return_counts=True)[1].max()) if persons else 0
     if most > sites:
-        raise Refused(
-            f"a person is at {most} nodes, and ε is counted for a person at {sites}",
-            f"set privacy.sites_per_person = {most}, or use different identifiers for different persons",
-        )
+        what = f"a person is at {most} nodes, and ε is counted for a person at {sites}"
+        raise Refused(what, f"set privacy.sites_per_person = {most}, or give different persons different identifiers")
 
 
 def _spent_elsewhere(book: Book, known: Sequence[tuple[Entry, Records]]) -> Iterator[str]:

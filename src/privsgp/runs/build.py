@@ -133,10 +133,8 @@ def _refuse_other_unit(config: Config, problem: Problem) -> None:
     """Refuse samples that are persons where records are counted, or the reverse."""
     persons, counted = problem.dataset.persons, config.data.rows_per_person
     if (None if persons is None else persons.most) != counted:
-        raise Refused(
-            f"samples that are {'rows' if persons is None else 'persons'} with data.rows_per_person = {counted}",
-            "nothing was sent; name whose rows they are: data.person, from Python persons=…",
-        )
+        what = f"samples that are {'rows' if persons is None else 'persons'} with data.rows_per_person = {counted}"
+        raise Refused(what, "nothing was sent; name whose rows they are: data.person, from Python persons=…")
 
 
 def _refuse_unbuilt(learning: Learning, device: torch.device) -> None:

@@ -66,6 +66,8 @@ def _one_of(known: Collection[str], *, unsaid: str | None = None) -> AfterValida
 
 
 _FILE_OR_TABLE = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]})
+_Schema = Annotated[schemas.Schema | None, _FILE_OR_TABLE]
+_Stragglers = Annotated[float, Field(ge=0, le=1)] | list[Annotated[int, Field(ge=0)]]
 _SiteName = Annotated[str, Field(pattern=r"^\w[\w.-]{0,63}$")]
 # pydantic has a method `schema`, deprecated for years, that the key of [data] hides.
 warnings.filterwarnings("ignore", 'Field name "schema"', UserWarning)
@@ -79,21 +81,14 @@ class Data(PersonOptions, Options):
     partition: str = option("even", "how a data set is divided among the nodes")
     sizes: list[int] | None = option(None, "J_i: how many samples each node gets; left out: all of them, evenly")
     path: str | None = option(None, 'each node its own file, "site-{node}.csv" or "{site}.csv": .csv, .parquet or .npz')
-    classes: Count | None = option(
-        None, "how many classes labels in files of one's own have; left out: the file says it, or public test labels"
-    )
-    vocabulary: Count | None = option(
-        None,
-        "inputs are tokens, whole numbers from 0 to vocabulary − 1, and stay so; left out: inputs are real numbers",
-    )
+    classes: Count | None = option(None, "how many classes; left out: the file says it, or public test labels")
+    vocabulary: Count | None = option(None, "inputs are tokens, whole numbers below this; left out: real numbers")
     text: TextOptions | None = option(None, "files are texts: .jsonl, .csv or .tsv with a column of text")
     images: ImageOptions | None = option(None, "each node's path is a folder of class folders with PNG and JPEG images")
     test: Literal["public", "private"] | None = option(
         None, "who may see metrics on test data; left out: everybody of built-in data and in simulations, else the site"
     )
-    schema: Annotated[schemas.Schema | None, _FILE_OR_TABLE] = option(  # type: ignore[assignment]
-        None, "tables: the public schema.toml that all sites share"
-    )
+    schema: _Schema = option(None, "tables: the public schema.toml that all sites share")  # type: ignore[assignment]
     sites: list[_SiteName] | None = option(None, "names of the nodes, in their order")
     test_path: str | None = option(None, "public test data: .csv, .parquet or .npz")
 
@@ -141,9 +136,7 @@ class Model(Options):
     """The model and its loss."""
 
     name: Annotated[str, _one_of(MODELS, unsaid="module")] = option("mlp", "the network; from Python, any module")
-    loss: Literal["cross-entropy", "binary", "mse", "survival"] = option(
-        "cross-entropy", "what a sample's outputs cost"
-    )
+    loss: Literal["cross-entropy", "binary", "mse", "survival"] = option("cross-entropy", "what outputs cost")
 
 
 class GraphSection(Options):
@@ -184,9 +177,7 @@ class Privacy(_Planned):
     relation: Literal["zero-out", "replace-one"] = option("zero-out", "which data sets count as neighbours")
     spare: Annotated[float, Field(ge=0, le=1)] = option(0.02, "share of K that may be made again after crashes")
     sites_per_person: Count = option(1, "s: at how many sites a person may have rows; noise is calibrated for that")
-    noise: Annotated[str, _one_of(NOISES)] = option(
-        "independent", "each node's own; pairwise: shared by pairs of nodes, it cancels in the average"
-    )
+    noise: Annotated[str, _one_of(NOISES)] = option("independent", "each node's own; pairwise: shared by pairs")
     may_be_auto: ClassVar[tuple[str, ...]] = ("clip",)
 
     @property
@@ -222,9 +213,7 @@ class TransportSection(Options):
 
     """
 
-    bits: Literal[32, 16, 8, 4] = option(
-        32, "of each number of a message; fewer: rounded, and the sender keeps the rest; 32: as engine.dtype has it"
-    )
+    bits: Literal[32, 16, 8, 4] = option(32, "of each number of a message; of fewer, the sender keeps the rest")
 
 
 class Clock(Options):
@@ -239,31 +228,21 @@ class Clock(Options):
 
     spread: NotNegative = option(0.0, "standard deviation of the time of a gradient, whose mean is 1; log-normal")
     latency: NotNegative = option(0.0, "time of a message; a gradient takes 1")
-    stragglers: Annotated[float, Field(ge=0, le=1)] | list[Annotated[int, Field(ge=0)]] = option(
-        0.0, "slow nodes: a fraction of them, or a list of their numbers"
-    )
+    stragglers: _Stragglers = option(0.0, "slow nodes: a fraction of them, or a list of their numbers")
     slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = option(1.0, "how much slower they are")
 
 
 class EvaluationSection(Options):
     """Private evaluation: `privsgp evaluate RUN run.toml --private`. Only share and key have a part in training."""
 
-    share: Annotated[float, Field(gt=0, le=0.5)] | None = option(
-        None, "the share of persons that is held out of training, by a hash of each identifier; or of rows, by place"
-    )
+    share: Annotated[float, Field(gt=0, le=0.5)] | None = option(None, "the share held out, of persons or of rows")
     key: str = option("privsgp", "the public key of that hash: use one key in all studies of the same persons")
     epsilon: Positive = option(1.0, "ε of the one release of each site")
     delta: Probability = option(1e-5, "its δ; below 1 / held-out records of a site")
-    bins: Annotated[int, Field(ge=2, le=100)] | list[Probability] = option(
-        10, "bins of the probability of class 1, or of the risk: their number, or the edges between 0 and 1"
-    )
+    bins: Annotated[int, Field(ge=2, le=100)] | list[Probability] = option(10, "bins of probabilities, or their edges")
     subgroups: list[str] = option([], "columns of the schema by whose values metrics are given too: categories, yes/no")
-    residual: Positive | None = option(
-        None, "numbers: residuals are clipped here, in the unit of the table; left out: a quarter of the target's range"
-    )
-    time: Positive | None = option(
-        None, "survival: the edge of the schema's bins until which the risk is predicted; left out: the middle one"
-    )
+    residual: Positive | None = option(None, "where residuals are clipped; left out: a quarter of the target's range")
+    time: Positive | None = option(None, "survival: the edge of the schema's bins at which risk is predicted")
 
 
 class SumSection(Options):
@@ -313,9 +292,7 @@ class Engine(Options):
     device: str = option("auto", "cpu, cuda, cuda:1, …; auto: a GPU where there is one")
     dtype: Literal["float32", "float64"] = option("float32", "the precision of models and gradients")
     evaluate_every: Count | None = option(None, "steps between evaluations; left out: ten in a run")
-    checkpoint_every: Annotated[int, Field(ge=0)] | None = option(
-        None, "steps between checkpoints; 0: never, in simulations; left out: as the spare allows"
-    )
+    checkpoint_every: Annotated[int, Field(ge=0)] | None = option(None, "steps between checkpoints; 0: never")
 
 
 class Config(Options):
@@ -323,7 +300,7 @@ class Config(Options):
 
     name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] = option("run", "what the run, and its folder, is called")
     seed: Annotated[int, Field(ge=0)] | None = option(
-        None, "makes a simulation that anyone can repeat, and that is not private; left out: secret noise"
+        None, "a simulation that anyone can repeat; left out: secret noise"
     )
     data: Data = Data()
     features: Features = Features()
