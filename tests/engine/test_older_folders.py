@@ -51,7 +51,7 @@ def test_a_folder_with_values_that_are_gone_is_read(tmp_path):
         ran = runs.command(name, old)
         assert ran.code == 0, ran.err
     assert set(configs._started(old / "config.toml")[1]) >= {"features", "data.sizes", "algorithm.step_size"}
-    assert configs.started(old / "config.toml").step_size == 0.25
+    assert configs.started(old / "config.toml").algorithm.step_size == 0.25
 
 
 def test_a_run_with_a_feature_that_is_gone_is_not_resumed(tmp_path):

@@ -44,7 +44,7 @@ def build_run(resolved: Resolved, agreed: dict[str, Any] | None = None, earlier:
     config, problem, network = resolved.counted, resolved.problem, resolved.graph
     device, dtype, a = chosen_device(config.engine.device), getattr(torch, config.engine.dtype), config.algorithm
     use_tensor_cores(device)
-    steps, dim, step_size = a.steps, Layout.of(problem.model).dim, config.step_size
+    steps, dim, step_size = a.steps, Layout.of(problem.model).dim, config.algorithm.step_size
     clock = make_clock(config, network)
     releases = [clock.released(i, steps) for i in range(network.nodes)] if isinstance(clock, Events) else ()
     learning = _learning(problem, device, dtype)

@@ -198,7 +198,7 @@ class AlgorithmSection(_Planned, UpdateOptions, FinalModel):
     batch: Positive = option(16, "b: expected samples a step, at the mean size; node i draws with q = b/J̄")
     steps: Count = option(300, "K: steps with a gradient and its noise; each is paid for")
     local_steps: Count = option(1, "τ: steps of a message: nodes send after every τ-th of the K steps")
-    step_size: Positive | Literal["theory"] = option(0.2, "γ; theory: √(n/K)")
+    step_size: Positive = option(0.2, "γ")
     trust: Trust | None = option(None, "what an adversary sees; left out: the method's own")
     may_be_auto: ClassVar[tuple[str, ...]] = AUTO
 
@@ -543,12 +543,6 @@ class Config(Options):
         """Whether it adds noise that nobody can compute again: what it releases is paid for."""
         return self.private and self.seed is None
 
-    @property
-    def step_size(self) -> float:
-        """γ: as given, or the paper's √(n/K)."""
-        given = self.algorithm.step_size
-        return math.sqrt(self.data.nodes / self.algorithm.steps) if given == "theory" else float(given)
-
     def options(self, section: str) -> dict[str, Any]:
         """Return the values of the keys that the chosen component brings to a section."""
         chosen = getattr(self, section)
@@ -675,6 +669,8 @@ def _drop_gone(values: dict[str, Any]) -> dict[str, Any]:
     for section, key in (("privacy", "clip"), ("algorithm", "step_size")):  # which could change over the run
         if isinstance(given := values.get(section, {}).get(key), dict):
             gone[f"{section}.{key}"], values[section][key] = given, given.get("start")
+    if (a := values.get("algorithm", {})).get("step_size") == "theory":
+        gone["algorithm.step_size"], a["step_size"] = "theory", math.sqrt(values["data"]["nodes"] / a["steps"])
     for section, key, former in _FORMER:
         if values.get(section, {}).get(key) in former:
             gone[f"{section}.{key}"] = values[section].pop(key)
