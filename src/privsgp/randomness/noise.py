@@ -70,7 +70,6 @@ class Streams:
 
     def __init__(self, keys: dict[str, bytes]) -> None:
         self._keys = keys
-        self._ciphers: dict[str, list[Any]] = {}  # by purpose, those that nobody uses: threads draw at the same time
 
     def key(self, purpose: str) -> bytes:
         """Return the key of a purpose, for a kernel that makes the same words elsewhere."""
@@ -84,27 +83,16 @@ class Streams:
 
     def _read(self, rows: Rows, purpose: str, nodes: Sequence[int], step: int, block: int = 0) -> None:
         """Fill each row with the key stream of its (node, step), from the 64-byte `block` on."""
-        free = self._ciphers.setdefault(purpose, [])
-        try:
-            encryptor = free.pop()
-        except IndexError:
-            encryptor = self._cipher(purpose)
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
         for row, node in zip(rows, nodes, strict=True):
-            # Past 2³² blocks the counter would run into the node's field, and streams would meet.
             refuse_wide(node=node, step=step, block=block + row.nbytes // _BLOCK_BYTES)
-            encryptor.reset_nonce(_NONCE.pack(block, node, step, 0))
+            cipher = algorithms.ChaCha20(self._keys[purpose], _NONCE.pack(block, node, step, 0))
+            encryptor = Cipher(cipher, mode=None).encryptor()
             target = memoryview(row).cast("B") if len(row) else memoryview(b"")
             for start in range(0, len(target), len(_ZEROS)):
                 some = target[start : start + len(_ZEROS)]
                 encryptor.update_into(_ZEROS[: len(some)], some)
-        free.append(encryptor)
-
-    def _cipher(self, purpose: str) -> Any:  # noqa: ANN401 - cryptography is imported late
-        """Make a cipher of a purpose, to be kept: to give it another nonce takes a third of the time."""
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-
-        first = algorithms.ChaCha20(self._keys[purpose], _NONCE.pack(0, 0, 0, 0))
-        return Cipher(first, mode=None).encryptor()
 
     def _fill(self, out: npt.NDArray[Any], nodes: Sequence[int], step: int, real: type[np.floating[Any]]) -> None:
         """Fill `out` [m, d] with standard normals, computed in `real`."""
