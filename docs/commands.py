@@ -34,6 +34,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs h
         return markdown.replace("<!-- provenance -->", provenance()).replace("<!-- not run -->", not_run())
     if "<!-- commands -->" not in markdown:
         return markdown
+    return markdown.replace("<!-- commands -->", commands())
+
+
+def commands() -> str:
+    """Return the help of all commands, in the groups that `privsgp --help` shows."""
     import typer
     from typer.cli import get_docs_for_click
 
@@ -41,9 +46,15 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs h
 
     group = typer.main.get_command(command_line())
     words = get_docs_for_click(obj=group, ctx=typer.Context(group), name="privsgp")
-    whole = words[words.index("## ") :].split("`")
-    plain = [part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(whole)]  # <name> is no tag
-    return markdown.replace("<!-- commands -->", "`".join(plain))
+    lines, shown = list[str](), ""
+    for line in words[words.index("## ") :].splitlines():
+        name = re.match(r"## `privsgp ([\w-]+)`", line)
+        if name and (panel := str(group.commands[name[1]].rich_help_panel)) != shown:
+            lines += [f"## {panel}", ""]
+            shown = panel
+        lines += [re.sub(r"^Example: (.*)", r"Example: `\1`", f"#{line}" if line.startswith("#") else line)]
+    whole = "\n".join(lines).split("`")
+    return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(whole))  # <name> is no tag
 
 
 def sections() -> str:

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import affine_grid, conv2d, grid_sample, interpolate, leaky_relu, normalize
 
-from privsgp.features.encoder import WIDTHS, Encoder, packed, standardised
+from privsgp.features.encoder import SCALE, WIDTHS, Encoder, standardised
 
 SIDE, SEEN = 48, 32  # pixels of a made-up image, and of a view
 AT_ONCE = 500  # images drawn at a time
@@ -31,6 +31,19 @@ BATCH, RATE, WARM_UP = 1024, 0.48, 400
 KEPT = 1024  # directions for whitening
 COUNTED = 40_000  # images that they are measured on
 LOOK_UNLIKE = 2.0  # t of the uniformity loss
+
+
+def packed(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return arrays of more than one axis as whole numbers of 8 bits, with one scale per row; others as float32."""
+    out = {}
+    for name, value in values.items():
+        if value.dim() < 2:
+            out[name] = value.float()
+            continue
+        largest = value.float().flatten(1).abs().amax(1).clamp(min=1e-12) / 127
+        out[name + SCALE] = largest
+        out[name] = (value.float() / largest.view(-1, *[1] * (value.dim() - 1))).round().to(torch.int8)
+    return {name: value.contiguous().cpu() for name, value in out.items()}
 
 
 class Images:

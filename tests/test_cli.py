@@ -145,8 +145,7 @@ def test_an_out_folder_that_cannot_be(tmp_path):
 SUMMARY = {
     "algorithm": str, "nodes": int, "steps": int, "dim": int, "test_accuracy": float, "worst_node_accuracy": float,
     "train_loss": float, "consensus_error": float, "epsilon_spent": list, "epsilon_nominal": type(None), "delta": list,
-    "relation": str, "noise": str, "accountant": str, "seconds": float, "steps_per_second": float, "bytes_sent": int,
-    "peak_memory_bytes": int,
+    "relation": str, "noise": str, "accountant": str, "seconds": float, "bytes_sent": int,
 }  # fmt: skip
 
 
@@ -163,7 +162,6 @@ def test_json_is_one_object_on_stdout_and_the_summary_file(tmp_path):
     assert len(summary["epsilon_spent"]) == len(summary["delta"]) == 4
     assert all(epsilon > 0 for epsilon in summary["epsilon_spent"])
     assert summary["bytes_sent"] == 30 * 4 * (650 * 4 + 8)
-    assert summary["peak_memory_bytes"] > 2**24
 
 
 def test_a_table_on_stdout_without_json(tmp_path, monkeypatch):
@@ -185,8 +183,8 @@ def test_a_first_table_is_announced_before_it_is_filled(tmp_path):
 def test_how_fast_a_private_run_was_is_not_said(tmp_path, monkeypatch, seed):
     monkeypatch.setenv("COLUMNS", "200")
     ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "x", f"--set=seed={seed}")
-    rate = json.loads((tmp_path / "x" / "summary.json").read_text())["steps_per_second"]
-    assert (rate is not None) == bool(seed)
+    seconds = json.loads((tmp_path / "x" / "summary.json").read_text())["seconds"]
+    assert seed or seconds == round(seconds)
     assert "virtual s" not in ran.out  # no clock was set: a step would take a second
     assert "None" not in ran.out
 
@@ -526,7 +524,7 @@ def test_calibrate_takes_the_weight_that_a_run_takes_where_noise_is_shared():
         (["--set=privacy.honest=3"], "privacy.honest"),
         ([*PAIRWISE[:-4], "--set=privacy.honest=51", "--algorithm=privsgp"], "take 2 to 50"),
         (["--algorithm=sgp"], "take one that adds noise"),
-        ([*PAIRWISE, "--set=privacy.pair_ratio=1e5", "--coordinates=1000"], "8 times was counted"),
+        ([*PAIRWISE, "--set=privacy.pair_ratio=1e5", "--coordinates=1000"], "the ratio may be at most 8"),
     ],
 )
 def test_what_has_no_shared_noise_or_no_epsilon_is_refused(options, said):

@@ -53,6 +53,16 @@ def test_training_that_was_stopped_continues_with_its_weights(few, tmp_path):
     assert few.restore(tmp_path, other, optimizers[1]) == 7
 
 
+def test_packed_arrays_come_back_within_half_a_step(few):
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        values = {"a": torch.randn(3, 2, 2, generator=generator), "b": torch.randn(5, generator=generator)}
+        back = encoder.unpacked(few.packed(values))
+        torch.testing.assert_close(back["b"], values["b"])
+        step = values["a"].flatten(1).abs().amax(1) / 127
+        assert ((back["a"] - values["a"]).flatten(1).abs().amax(1) <= 0.5001 * step).all()
+
+
 def test_the_file_it_writes_makes_features(few, tmp_path, monkeypatch):
     monkeypatch.setattr(few, "KEPT", 6)
     network, bank = few.Learner().encoder.eval(), few.Images(CPU, 0).bank(8)

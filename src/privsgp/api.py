@@ -128,7 +128,7 @@ def train(
             test labels show it.
         vocabulary: The number of tokens, if the model looks whole numbers up in an embedding.
         persons: The person of each row: a column or array by name, or one identifier for each row of arrays, by node as
-            `data`. A sample, and the unit of ε, is then a person.
+            `data`. The unit of ε is then a person.
         rows_per_person: The most rows of a person that are used.
         task: "classification" or "regression", for a loss of your own.
         schema: The public `privsgp.Schema` of tables, its keys, or the path of a schema.toml.
@@ -323,13 +323,13 @@ def _loaded(
     *,
     several: bool,
 ) -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None]:
-    """Return the data set, and who holds which rows where the caller has decided that.
+    """Return the data set, and each node's rows if the caller has divided them.
 
     The log says what happened to single values, for their owner.
     """
     d, by_site = config.data, isinstance(given, Mapping)
     if by_site and sorted(given) != list(range(len(given))):
-        raise Refused(f"the keys of data, {sorted(given)}, are no nodes' numbers", "number the nodes 0, 1, 2, …")
+        raise Refused(f"the keys of data, {sorted(given)}, are not the numbers of nodes", "number the nodes 0, 1, 2, …")
     sites = [given[i] for i in range(len(given))] if by_site else [given]
     names = [config.site(i) for i in range(len(sites))] if by_site else ["data"]
     whose = _by_node(persons, config, len(sites)) if by_site else [persons]
@@ -340,7 +340,7 @@ def _loaded(
     ]
     first = found[0].dataset
     if by_site and (four := [name for name, one in zip(names, found, strict=True) if one.dataset.x_test is not None]):
-        raise Refused(f"{four[0]} brings test data", "give each node (x, y), and test data as `test`")
+        raise Refused(f"{four[0]} has test data", "give each node (x, y), and test data as `test`")
     count = d.classes or next((one.classes for one in found if one.classes is not None), None)
     if test is not None:
         if first.x_test is not None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def there(path: Path | None) -> Path | None:
     """Refuse a path that leads nowhere, before a command imports anything."""
     if path is not None and not path.exists():
-        raise Refused(f"{path} does not exist", "name a file or folder that is there")
+        raise Refused(f"{path} does not exist", "name a file or folder that exists")
     return path
 
 
@@ -51,12 +51,6 @@ def configured(path: Path, changes: Sequence[str] | None, *, data: bool = True, 
 Changes = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")]
 DataDir = Annotated[Path | None, typer.Option(help="The folder of MNIST, CIFAR-10 and a9a; default PRIVSGP_DATA.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
-
-
-def one_of(option: str, value: str, known: Sequence[str]) -> None:
-    """Refuse a value that an option does not know."""
-    if value not in known:
-        raise Refused(f"--{option} {value} is unknown", f"take one of {', '.join(known)}")
 
 
 # Every command in the order of help: its panel there, and an example.

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privsgp import later
-from privsgp.accounting.shown import up
 from privsgp.cli_data import Json, about, configured, show_sum, there
 from privsgp.errors import Interrupted, Refused
 from privsgp.report.terminal import LogFormat, bar, doing, out, show, show_log, show_run, tell
@@ -260,68 +259,18 @@ def show_agreement(study: StudyPath, home: Home = None, as_json: Json = False) -
 
 
 def _show(agreement: Agreement, home: Path | None = None) -> None:
-    limits = agreement.limits
-    shape, size = f"samples of shape {agreement.sample.shape}", agreement.message_bytes
-    rows = {
-        "run": agreement.run,
-        **_purpose(agreement, shape),
-        "noise": f"shared by pairs of sites: ε holds{agreement.if_honest}" if agreement.if_honest else "",
-        "unit": _unit(agreement),
-        "graph": f"{agreement.config.graph.name}, {len(agreement.links)} links, {size:,} bytes a message",
-        "limits": f"deadline {limits.deadline:g} s, staleness {limits.staleness} steps, at least {limits.fewest} sites",
-        **{key.replace("_", " "): value for key, value in agreement.config.study},
-        "join until": agreement.expires,
-    }
-    if limits.max_update is not None:
-        unit = f"{limits.max_update:g} steps of γ(C + σ√d) = {agreement.step_norm or 0.0:.3g}"
-        rows["max_update"] = f"{unit}: beyond that distance a site stops the link, and waits"
-    if (schema := agreement.config.data.schema) is not None:
-        rows["schema"] = f"{schema.digest}\npredicts {schema.target.columns[0]!r} from {', '.join(schema.encoded)}"
-    if agreement.relay is not None:
-        rows["relay"] = f"{agreement.relay.name}  {agreement.relay.fingerprint}  {agreement.relay.address}"
-    if reasons := _not_private(agreement):
-        rows["NOT PRIVATE"] = "\n".join(reasons)
-    if agreement.continues is not None:
-        rows["continues"] = _continued(agreement)
+    from privsgp.runs.views import labelled
+    from privsgp.sites.continuing import counted_lines, revoked_cards
+
     try:
         own: str | None = _site(home).card.identity
     except Refused:
         own = None
-    for i, card in enumerate(agreement.roster):
-        budget, delta = agreement.epsilon[i], agreement.delta[i]
-        epsilon = "no budget" if budget is None else f"ε = {up(budget)}, δ = {up(delta)}"
-        agreed = f"J = {agreement.samples[i]:,}, {epsilon}, σ = {agreement.sigma[i]:.4g}"
-        this = "  ← this site" if card.identity == own else ""
-        rows[card.name] = f"{card.fingerprint}  {card.address or 'dials out only'}\n{agreed}{this}"
-    show(agreement.name, [(key, value) for key, value in rows.items() if value])
-
-
-def _purpose(agreement: Agreement, shape: str) -> dict[str, str]:
-    asked, steps = agreement.config.sum, agreement.steps
-    if asked.kind is None:
-        mixing = f"then {agreement.rounds - steps} rounds of mixing"
-        return {
-            "learns": f"{agreement.config.model.name}, d = {agreement.weights:,}, {shape}",
-            "by": f"{agreement.config.algorithm.name}, K = {steps}, {mixing}",
-        }
-    what = f"model {asked.model}, run {asked.run}" if asked.columns == [] else f"columns {', '.join(asked.columns)}"
-    return {"releases": f"a noised {asked.kind}, {agreement.weights:,} numbers, once", "of": what}
-
-
-def _continued(agreement: Agreement) -> str:
-    """Say what counts of ended runs at each site, and whose key is revoked."""
-    from privsgp.sites import continuing
-
-    lines = [f"run {agreement.continues.study.run}"] if agreement.continues is not None else []
-    lines += continuing.counted_lines(agreement)
-    lines += [f"revoked: {card.name} {card.fingerprint}" for card in continuing.revoked_cards(agreement)]
-    return "\n".join(lines)
-
-
-def _unit(agreement: Agreement) -> str:
-    """Say what ε is for, where that is no record."""
-    rows, sites = agreement.config.data.rows_per_person, agreement.config.privacy.sites_per_person
-    return "" if rows is None else f"J and ε are of persons, up to {rows} rows of each at up to {sites} sites"
+    rows = labelled(
+        "agreement.txt", a=agreement, own=own, not_private=_not_private(agreement), counted_lines=counted_lines,
+        revoked_cards=revoked_cards,
+    )  # fmt: skip
+    show(agreement.name, rows)
 
 
 def _not_private(agreement: Agreement) -> list[str]:
@@ -416,7 +365,7 @@ def _serve(address: str, agreement: Agreement, own: Site, run_folder: Path) -> N
     token = None if web.is_loopback(address) else secrets.token_urlsafe(24)
     query = "" if token is None else f"?token={token}"
     pages, stopping = site_page.pages(agreement, own, run_folder, query), Stopping()
-    with stopping, web.served("--serve", address, pages, only_here=token is None, token=token):
+    with stopping, web.served(address, pages, token):
         out.print(f"http://{address}/{query} until Ctrl-C", soft_wrap=True)
         while not stopping.asked:
             time.sleep(0.2)

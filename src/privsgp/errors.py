@@ -37,8 +37,8 @@ class Refused(InWords, ValueError):
     """A request that privsgp cannot carry out. The command line prints it and exits with status 2.
 
     Args:
-        what: What is wrong: the key or argument with its value.
-        remedy: What to do.
+        what: The fault: the key or argument with its value.
+        remedy: The action that helps.
         options: Values of `{out}`, `{ledger}` and other arguments of `privsgp.train` in both texts. The command line
             writes them as options, `from_python` as arguments.
 

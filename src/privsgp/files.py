@@ -53,7 +53,7 @@ def read_bytes(path: Path, most: int = LONGEST) -> bytes:
     with opened(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise Refused(f"{path} has more than {most:,} bytes", "that is not what it should be: name another file")
+        raise Refused(f"{path} has more than {most:,} bytes", "this is the wrong file: name another one")
     return content
 
 

@@ -91,7 +91,7 @@ def test_tokens_that_no_row_stands_for_are_refused(tmp_path):
         (([[1.0, 2.0], [3.0]], [0, 1]), "x is no array"),
         (((TOKENS, X), Y), "several inputs"),
         (({"words": TOKENS, "numbers": X}, Y), "several inputs"),
-        ([(X, Y, X, Y), (X, Y)], "node 0 brings test data"),
+        ([(X, Y, X, Y), (X, Y)], "node 0 has test data"),
     ],
 )
 def test_what_is_none_of_these_is_refused(tmp_path, given, words):

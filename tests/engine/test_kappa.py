@@ -34,7 +34,7 @@ def test_what_was_counted_is_accepted():
 
 
 def test_one_node_counted_for_finer_arithmetic_is_refused():
-    with pytest.raises(Refused, match=r"κ = 9.53674e-07 was counted, and this arithmetic has κ = 0.000244"):
+    with pytest.raises(Refused, match=r"computed for κ = 9.53674e-07, and the arithmetic now has κ = 0.000244"):
         refuse_coarser(_spec([2**-12, 2**-20]))
 
 
@@ -43,7 +43,7 @@ def test_float64_that_is_made_up_is_no_float64(name, monkeypatch):
     monkeypatch.setenv(name, "1")
     spec = _spec([2**-8])
     spec.device, spec.simulation = torch.device("cuda"), False
-    with pytest.raises(Refused, match=f"{name} = '1': cuBLAS may make up float64"):
+    with pytest.raises(Refused, match=f"{name} = '1': cuBLAS may emulate float64"):
         refuse_coarser(spec)
     spec.simulation = True
     refuse_coarser(spec)
@@ -81,7 +81,7 @@ def test_a_method_without_noise_may_compute_as_it_likes():
     ],
 )
 def test_layers_at_many_positions_need_more_slack(model, shape):
-    with pytest.raises(Refused, match=r"κ = 0.000244141 was counted, and this arithmetic has κ = 0.0039"):
+    with pytest.raises(Refused, match=r"computed for κ = 0.000244141, and the arithmetic now has κ = 0.0039"):
         refuse_coarser(_spec([2**-12], model=model, shape=shape))
     refuse_coarser(_spec([2**-8], model=model, shape=shape))
     assert not any(layer._forward_pre_hooks for layer in model.modules())

@@ -28,7 +28,7 @@ steps = 8
 batch = 20
 step_size = 0.5
 [study]
-purpose = 'To predict: "lung" function # 1'
+purpose = 'To predict: "lung" function # 1, FEV1 < 80 % ![x](https://tracks.example/x.png)'
 contact = "<script>a</script>\\n# head"
 """
 
@@ -61,7 +61,9 @@ def test_a_run_gives_a_record_that_the_registry_takes(place, monkeypatch):
     ran = command("dossier", place / "run", "--out", place / "filed")
     assert ran.code == 0, ran.err
     found, annex = record(place / "filed"), (place / "filed" / "assessment.md").read_text()
-    assert found["basic"]["intended_use"] == 'To predict: "lung" function # 1'
+    assert found["basic"]["intended_use"].startswith('To predict: "lung" function # 1, FEV1 < 80 %')
+    assert "FEV1 &lt; 80 %" in annex
+    assert "](" not in annex  # it would fetch a picture from elsewhere
     assert found["basic"]["data_curators"] == ["aachen", "basel", "cork"]
     spent = found["privacy_loss"]["privacy_parameters"]
     assert 1.0 < spent["epsilon"] <= 2.0

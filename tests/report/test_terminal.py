@@ -90,7 +90,7 @@ def test_a_path_that_is_refused_is_in_the_json_log_too(arguments):
     ran = runs.command(*arguments, "--log-format=json")
     assert ran.code == 2
     said = json.loads(ran.err)
-    assert (said["message"], said["remedy"]) == ("gone does not exist", "name a file or folder that is there")
+    assert (said["message"], said["remedy"]) == ("gone does not exist", "name a file or folder that exists")
 
 
 def test_what_is_being_done_is_no_markup(monkeypatch, capsys):

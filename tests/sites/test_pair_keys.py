@@ -224,7 +224,7 @@ def unguarded(self, out, nodes, step):
 
 def test_what_is_agreed_on_is_checked_by_each_site(six):
     values = six.agreement.values
-    for own, pair, why in ((0.5, 0.5, "comes out here"), (4.0, 1.0, "comes out here"), (0.995, 0.995, "is worth")):
+    for own, pair, why in ((0.5, 0.5, "site computes"), (4.0, 1.0, "site computes"), (0.995, 0.995, "only σ =")):
         shared = values["shared_noise"]
         noise = {"own": [own * D for D in shared["own"]], "pair": pair * shared["pair"]}
         changed = Agreement.model_validate(values | {"shared_noise": noise})

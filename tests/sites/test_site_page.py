@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -53,7 +54,7 @@ def place(three, tmp_path, monkeypatch):
 def served(c, place, **options):
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
-    with web.served("--serve", address, site_page.pages(c.agreement, c.sites[0], place), **options):
+    with web.served(address, site_page.pages(c.agreement, c.sites[0], place), **options):
         yield f"http://{address}"
 
 
@@ -104,6 +105,35 @@ def test_a_probe_sees_a_process_that_is_gone(three, place):
         assert "Not running" in asked(url + "/")[1]
 
 
+def test_a_clock_that_was_put_back_hides_no_process_that_is_gone(three, place):
+    told = json.loads((place / "status.json").read_text())
+    (place / "status.json").write_text(json.dumps(told | {"at": time.time() + 3600}))
+    with served(three, place) as url:
+        assert asked(url + "/healthz") == (503, "no process takes part\n")
+        assert "not running" in asked(url + "/")[1]
+
+
+def test_a_probe_is_told_why_there_is_no_status(three, place):
+    with served(three, place) as url:
+        (place / "status.json").unlink()
+        for path in ("/", "/status.json", "/healthz"):
+            code, text = asked(url + path)
+            assert code == 503
+            assert "has no status.json" in text
+
+
+def test_a_request_that_never_ends_does_not_delay_the_end(three, place):
+    with contextlib.ExitStack() as opened:
+        url = opened.enter_context(served(three, place))
+        slow = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+        slow.sendall(b"GET / HTTP/1.1\r\n")
+        assert asked(url + "/healthz") == (200, "ok\n")
+        began = time.monotonic()
+        opened.close()
+        slow.close()
+    assert time.monotonic() - began < 3.0
+
+
 def test_a_failing_link_is_alive_but_not_ready(three, place):
     told = json.loads((place / "status.json").read_text())
     told["links"][0]["error"] = "the wire is cut"
@@ -124,7 +154,7 @@ def test_only_known_paths_and_only_get(three, place):
 
 
 def test_a_page_of_the_internet_cannot_read_it_through_a_browser_here(three, place):
-    with served(three, place, only_here=True) as url:
+    with served(three, place) as url:
         assert asked(url + "/")[0] == 200
         assert asked(url + "/", Host="attacker.example:8080")[0] == 403
         assert asked(url + "/status.json", Host="attacker.example")[0] == 403
@@ -153,12 +183,12 @@ def test_which_addresses_are_of_this_machine_alone(address, here):
 
 
 def test_a_wrong_address_or_a_taken_port_is_refused(three, place):
-    with pytest.raises(Refused, match="--serve 8080"), web.served("--serve", "8080", {}):
+    with pytest.raises(Refused, match="--serve 8080"), web.served("8080", {}):
         pass
     with (
         served(three, place) as url,
         pytest.raises(Refused, match="in use"),
-        web.served("--serve", url.removeprefix("http://"), {}),
+        web.served(url.removeprefix("http://"), {}),
     ):
         pass
 
@@ -185,7 +215,7 @@ def test_the_command_serves_until_it_is_stopped(three, place, host):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_in_a_browser(three, place, width, scheme):
-    with browser() as tab, served(three, place, only_here=True) as url:
+    with browser() as tab, served(three, place) as url:
         tab.open(url + "/", width=width, scheme=scheme)
         assert tab.complaints == []
         assert {one for one in tab.asked if not one.startswith("data:")} == {url + "/"}

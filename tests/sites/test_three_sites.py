@@ -27,9 +27,6 @@ def test_undisturbed_a_run_of_sites_is_the_simulated_one_to_the_last_bit(consort
         assert summary["releases"][i] == 20 == c.ledger(i).charged == c.sent(i)
         np.testing.assert_array_equal(c.model(i), z[i])
         assert summary["site"]["w"] == w[i]
-        assert summary["site"]["weight_of_all"] == pytest.approx(3)
-        assert [one["distance"] is None for one in summary["site"]["roster"]] == [j == i for j in range(3)]
-        assert max(one["distance"] or 0 for one in summary["site"]["roster"]) < (1e-6 if bits == 32 else 0.2)
         assert not c.audited(i)
         count, size = summary["site"]["messages"]["posted"], c.agreement.increment_bytes or c.agreement.message_bytes
         # nothing was lost; the last may be on their way

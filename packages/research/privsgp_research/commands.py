@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from privsgp import later
-from privsgp.cli_data import Changes, DataDir, Json, about, configured, listed, note, numbers, one_of
-from privsgp.errors import refuse_below_one
+from privsgp.cli_data import Changes, DataDir, Json, about, configured, listed, note, numbers
+from privsgp.errors import Refused, refuse_below_one
 from privsgp.report.terminal import err, show, stage, tell
 
 if TYPE_CHECKING:
@@ -96,8 +96,9 @@ def reproduce(
         tell(claims, show, "figures", listing(), as_json=as_json)
         return
     refuse_below_one(seeds=seeds, max_steps=max_steps)
-    one_of("scale", scale, SCALES)
-    one_of("mode", mode, (*MODES, "both"))
+    for option, value, choices in (("scale", scale, SCALES), ("mode", mode, (*MODES, "both"))):
+        if value not in choices:
+            raise Refused(f"--{option} {value} is unknown", f"take one of {', '.join(choices)}")
     names = NAMES if name == "all" else [name]
     for one in names:
         known(one)

@@ -307,8 +307,8 @@ def _follow(segments: list[Segment], line: Line) -> None:
 def read(path: Path | str, marks: Sequence[Mark] = ()) -> list[Segment]:
     """Return a ledger's runs in order, after checking every line; refuse one without what `marks` knows of it.
 
-    Guarantee: `charged` of each segment is at least the number of messages that its node sent in it; not so in a
-    simulation without hashes that was killed, resumed and stopped before it had sent the same messages again.
+    Guarantee: `charged` of each segment is at least the number of messages that its node sent in it. The
+    exception is a simulation that was killed, resumed, and stopped before it had sent the same messages again.
     """
     path, segments = Path(path), list[Segment]()
     with _opened(path) as file:

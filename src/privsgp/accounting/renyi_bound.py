@@ -212,7 +212,7 @@ def together(rate: float, mu: float, sites: int, correlation: float) -> NDArray[
 
     P = Σ_c p_c N(M^½ c, I) over the 2^s patterns c of coins, with μ² on the diagonal of M and a μ² elsewhere. E_Q of
     (P/Q)^α is a sum of Gaussian integrals for an integer α, so that the trapezoidal rule errs by e^{−54}. The other
-    direction has a log-concave integrand. Where either grid would have too many points, coins count as known.
+    direction has a log-concave integrand. If either grid would have too many points, coins count as known.
     """
     whole = gaussian(mu * math.sqrt(sites + sites * (sites - 1) * correlation))
     few = [max(_patterns(rate, mu, sites, correlation, power) for power in (a, 1 - a)) for a in _FEW]

@@ -14,10 +14,10 @@ node are canaries. Canary c owns input feature c, which is 0 in every other reco
 a gradient in column c of the first layer. Its input there is so large that hardly anything of its clipped gradient lies
 elsewhere. In that column a message has noise, and the canary's share if it is present.
 
-Where nodes share noise: against node i work together: a coalition of all but h nodes, the worst that there is, which
-hands over the numbers of every pair it is part of; and the other h − 1 honest nodes' *total* noise is handed over as
-well. The attacker takes from node i's message what it shares with the coalition, and the best guess of the rest from
-the others' noise. By the theorem, what remains is N(0, σ_eff,i²), independent of all that (docs/proofs/pairwise.md).
+If nodes share noise, node i is attacked by the largest coalition: all but h nodes. The coalition reveals the numbers
+of every pair that it belongs to. The attacker also gets the *total* noise of the other h − 1 honest nodes. It subtracts
+from node i's message the noise that the coalition knows, and the best guess of the rest from the others' noise. By the
+theorem, what remains is N(0, σ_eff,i²), independent of all that (docs/proofs/pairwise.md).
 """
 
 from __future__ import annotations

@@ -297,9 +297,9 @@ def _counted(dataset: Dataset) -> Dataset:
 class StackedData:
     """`inputs` [m, Jmax + 1, ...], `targets` [m, Jmax + 1, ...] and the number of real rows of each node, J_i.
 
-    The last row belongs to nobody: zeros, target 0. Where a sample is a person with several rows, both are
-    [m, Jmax + 1, most, ...], and rows that are nobody's have the target −1, or NaN. `weights` [m, Jmax + 1, most] are
-    shares of rows in their person's mean; None: all rows of a person have the same.
+    The last row belongs to nobody: zeros, target 0. If a sample is a person with several rows, both are
+    [m, Jmax + 1, most, ...], and rows that belong to no person have the target −1, or NaN. `weights`
+    [m, Jmax + 1, most] are shares of rows in their person's mean; None: all rows of a person have the same.
     """
 
     inputs: torch.Tensor

@@ -33,11 +33,11 @@ _HEAD = """# schema.toml: what the columns of a table are. It is public, and the
 # Read every line: ranges and lists must hold for all sites, and come from no private row.
 # A drafted range is wider than the values were. Write the limits that every site expects.
 #
-# number    range = [smallest, largest] becomes -1 … 1, or centre 0 and centre + scale 1; what lies outside is clipped
+# number    range = [smallest, largest] becomes -1 … 1, or centre 0 and centre + scale 1; values outside are clipped
 # category  values: the public list; anything else becomes "other"
 # yes/no    ±1
-# ignored   not used; may be left out of the table
-# missing   what a missing value becomes, with an indicator; without it a missing value is refused
+# ignored   not used; the table may lack it
+# missing   the replacement of a missing value, with an indicator; without it privsgp refuses missing values
 # drafted   digests of the public table. Training refuses a site whose own table has the same rows.
 
 """

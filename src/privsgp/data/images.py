@@ -102,7 +102,7 @@ def _images(where: Path, paths: list[Path], options: ImageOptions) -> NDArray[np
         image = _image(path, options)
         if image.shape != first.shape:
             what = f"{path} has {list(image.shape[1:])} pixels, {paths[0]} {list(first.shape[1:])}"
-            raise Refused(what, "say what size images are brought to: data.images.size")
+            raise Refused(what, "set data.images.size: privsgp scales all images to it")
         x[row] = image
     return x
 

@@ -136,8 +136,8 @@ def _checked(found: Found, where: str, task: Task, form: Form) -> LoadedData:
 def by_person(dataset: Dataset, found: Named | None, options: PersonOptions) -> tuple[Dataset, list[str]]:
     """Return the rows that are used, ordered by person, and what was cut, for the site's own eyes."""
     if found is None:
-        remedy = "leave data.person out, or bring a file that says it"
-        raise Refused(f"{dataset.name} does not say whose its rows are", remedy)
+        remedy = "remove data.person, or use a file that names the person of each row"
+        raise Refused(f"data.person is set, and {dataset.name} names no persons", remedy)
     most, (made, cut_of, in_several) = options.rows_per_person, grouped(dataset, found, options)
     cut = f"{dataset.name}: {cut_of:,} persons have more than {most} rows, and {most} of each are used"
     forms = f"{dataset.name}: {in_forms(in_several)}"

@@ -88,7 +88,7 @@ def _items(given: torch_data.Dataset[Any]) -> tuple[Any, Any]:
         remedy = (
             "let each item be a pair (input, target) of tensors, all of one shape; of images: transforms.ToTensor()"
         )
-        raise Refused(f"items of the data set are no such pairs: {error}", remedy) from error
+        raise Refused(f"items of the data set are not pairs (input, target): {error}", remedy) from error
     if isinstance(x, Mapping | list | tuple):
         raise _several("an item of the data set")
     return x, y

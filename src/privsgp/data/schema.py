@@ -76,7 +76,7 @@ class Scaled(Options):
         (low, high), (centre, scale) = self.limits, self.affine
         far = max(abs(low - centre), abs(high - centre))
         if not (0 < scale < math.inf and far < math.inf and far <= _FARTHEST * scale):
-            what = f"a scale that takes {low:g} … {high:g} to what is no number, or vast"
+            what = f"the scale turns {low:g} … {high:g} into numbers that are not finite, or too large"
             raise Refused(what, "give a scale of the range's order")
         return self
 
@@ -259,7 +259,7 @@ class Schema(Options):
         if both := [name for name in self.target.columns if name in self.columns]:
             raise Refused(f"{both[0]!r} is the target and one of [columns]", "leave it out of [columns]")
         if not self.encoded:
-            raise Refused("all of [columns] are ignored", "say what at least one of them is")
+            raise Refused("all of [columns] are ignored", "give at least one of them another type")
         if self.width > _MOST:
             raise Refused(f"the columns become {self.width:,} features: above {_MOST:,}", "shorten lists of values")
         return self

@@ -136,7 +136,7 @@ def _raw(path: Path, dialect: Dialect, *, as_bytes: bool) -> Any:  # noqa: ANN40
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         what = f"data: {path} cannot be read as {suffix[1:]}: {_brief(error)}"
-        raise Refused(what, "write it anew, or as a .csv file") from error
+        raise Refused(what, "write the file again, or as .csv") from error
     _refuse_doubles(table.column_names, str(path))
     return table
 
@@ -284,7 +284,7 @@ def refuse_drafted(table: Any, schema: Schema, where: str) -> None:  # noqa: ANN
     """Refuse a site's table that the schema was drafted from."""
     used = [*schema.encoded, *schema.target.columns]
     if schema.drafted is not None and same_records.drafted_from(schema.drafted, table, used):
-        remedy = "draft the schema from a table that no site trains on; send this one to nobody if the rows are private"
+        remedy = "draft the schema from a table that no site trains on; do not send this one if the rows are private"
         raise Refused(f"{where}: the schema was drafted from these rows, and shows everybody their ranges", remedy)
 
 
@@ -360,8 +360,8 @@ class Values:
             bad = ~missing & ~_flags(pc.match_substring_regex(texts, _NUMBER))
             if bad.any():
                 remedy = (
-                    "write decimals with a point, nothing between thousands, and no units; or write in the dialect "
-                    'beside the table: decimal = ",", thousands = ".", and missing = ["CODE"] for a missing value'
+                    "write decimals with a point, and thousands and units not at all; or declare the format in the "
+                    'table\'s dialect: decimal = ",", thousands = ".", and missing = ["CODE"] for a missing value'
                 )
                 raise self.wrong(bad, "is no number", remedy)
             written = np.where(missing, "0", np.asarray(texts.to_pylist(), dtype=object)).astype(np.str_)

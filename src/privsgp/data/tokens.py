@@ -51,7 +51,7 @@ def pieces(text: str, length: int) -> Iterator[int]:
 
 
 class _Characters(dict[int, str]):
-    """What becomes of a character: no accents, no controls, no capitals, and spaces around punctuation."""
+    """The replacement of a character: without accent, in lower case, punctuation between spaces, controls removed."""
 
     def __missing__(self, code: int) -> str:
         one = chr(code)

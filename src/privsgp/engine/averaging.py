@@ -43,7 +43,7 @@ class FinalModel(Options):
 
     @property
     def text(self) -> str:
-        """What model.safetensors is, in words."""
+        """A description of the model in model.safetensors."""
         tail = f"averaged over the last {self.share:.0%} of the steps"
         mixed = f", mixed {self.final_mixing} times more" if self.final_mixing else ""
         return (tail if self.average == "tail" else "of the last step") + mixed

@@ -101,7 +101,7 @@ def _numbers(*names: str) -> type[Kept]:
 
 
 _Evaluated: Any = _numbers(*_TESTED)
-_Measured: Any = _numbers(*_TESTED, *metrics.NAMES, "steps_per_second")
+_Measured: Any = _numbers(*_TESTED, *metrics.NAMES)
 
 
 class Summary(_Measured):  # type: ignore[misc]

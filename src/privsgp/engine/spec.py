@@ -241,12 +241,12 @@ def refuse_coarser(spec: RunSpec) -> None:
     now = kappa(spec.dtype, spec.device, positions=places)
     counted = min(mechanism.kappa for mechanism in spec.mechanisms)
     if now > counted:
-        what = f"κ = {counted:g} was counted, and this arithmetic has κ = {now:g}"
-        raise Refused(what, "leave torch.backends.*.allow_tf32 as they are while a run is prepared and trained")
+        what = f"ε was computed for κ = {counted:g}, and the arithmetic now has κ = {now:g}"
+        raise Refused(what, "do not change torch.backends.*.allow_tf32 between the preparation and the end of a run")
     if spec.simulation:
         return
     if emulated := device_of(spec.device).emulates_float64:
-        raise Refused(f"{emulated} = {os.environ[emulated]!r}: cuBLAS may make up float64", "leave it unset")
+        raise Refused(f"{emulated} = {os.environ[emulated]!r}: cuBLAS may emulate float64", "leave it unset")
     coarse = device_of(spec.device).coarsens_float32
     if places > 1 and coarse:  # the exact way (`Positions`) counts the rounding of full float32
         what = f"{coarse}: a CPU may multiply float32 in fewer bits"

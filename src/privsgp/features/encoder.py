@@ -30,7 +30,7 @@ WIDTHS = (16, 64, 128, 256)
 _FILE = "synthetic-encoder.safetensors"
 _SHA256 = "09089bf0c2b9f0bdc1f9977695dd33a2076bb236ac817530c01ebda5830179e3"
 _INSTALL = "pip install 'privsgp[encoders]', or `make setup` in a checkout"
-_SCALE = ".scale"
+SCALE = ".scale"
 MEASURED = ("mean", "spread", "directions", "deviation")  # on made-up images
 RIDGE = 0.1  # of the largest deviation, added to all
 
@@ -117,25 +117,9 @@ class SyntheticEncoder(nn.Module):
         return out
 
 
-def packed(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return arrays of more than one axis as whole numbers of 8 bits, with one scale per row; others as float32."""
-    out = {}
-    for name, value in values.items():
-        if value.dim() < 2:
-            out[name] = value.float()
-            continue
-        largest = value.float().flatten(1).abs().amax(1).clamp(min=1e-12) / 127
-        out[name + _SCALE] = largest
-        out[name] = (value.float() / _like(largest, value)).round().to(torch.int8)
-    return {name: value.contiguous().cpu() for name, value in out.items()}
-
-
 def unpacked(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the arrays that `packed` was given, as float32."""
-    scales = {name: value for name, value in values.items() if name.endswith(_SCALE)}
-    arrays = {name: value.float() for name, value in values.items() if name not in scales}
-    return {name: v * _like(scales[name + _SCALE], v) if name + _SCALE in scales else v for name, v in arrays.items()}
-
-
-def _like(scale: Tensor, value: Tensor) -> Tensor:
-    return scale.view(-1, *[1] * (value.dim() - 1))
+    """Return the arrays of a file as float32; those of whole numbers have a scale for each row."""
+    arrays = {name: value.float() for name, value in values.items() if not name.endswith(SCALE)}
+    for name in [name for name in arrays if name + SCALE in values]:
+        arrays[name] *= values[name + SCALE].view(-1, *[1] * (arrays[name].dim() - 1))
+    return arrays

@@ -120,7 +120,7 @@ def make(
     image = _image(SCATTERING, shape)
     measured = None if like is None else _measured(image, seed, MADE_UP, like, components, power, mirror)
     whitening = None if measured is None else Whitening(*measured)
-    return FeatureMap(Scattering(*image[1:], scales=SCALES), mirror=mirror, whitening=whitening)
+    return FeatureMap(Scattering(*image[1:]), mirror=mirror, whitening=whitening)
 
 
 @lru_cache(maxsize=4)  # it takes seconds

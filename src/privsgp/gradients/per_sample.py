@@ -32,8 +32,8 @@ class Piece(ABC):
 
     `exact` measures and adds them where a sum must not tell who is in it.
 
-    Guarantee: what `sum_into` then adds, in float64, is for each sample a function of its own factors alone, and no
-    longer than `squared_norm` says by more than κ/2, now and scaled by a factor of at most 1.
+    Guarantee: with `exact`, `sum_into` adds in float64. The vector that it adds for a sample is a function of that
+    sample's factors. It exceeds the length from `squared_norm` by at most κ/2, also if a factor of at most 1 scales it.
     """
 
     names: ClassVar[dict[str, str]] = {"delta": "delta", "input": "input"}  # of factors, in checkpoints
@@ -228,8 +228,8 @@ def smaller(piece: Piece) -> Piece:
 def squared_norm(v: Tensor) -> Tensor:
     """Return Σ v² over the last axis in float64, whatever v is stored in.
 
-    A vector longer than ∛max of its precision (7e12 in float32) counts as infinite: to clip what it is a factor of
-    could take numbers below the smallest normal one, whose rounding is no longer small beside κ.
+    A vector longer than ∛max of its precision (7e12 in float32) counts as infinite. Clipping a product
+    with it could give numbers below the smallest normal one, and their rounding is not small compared with κ.
     """
     longest = torch.finfo(v.dtype).max ** (1 / 3)
     if at_once(v):

@@ -56,16 +56,16 @@ class Positions(Product):
 
     In memory samples come before models, as in the grouped convolution that runs them.
 
-    Guarantee: where positions cancel, ‖Σ_p δ_p ⊗ a_p‖ is small beside L = ‖δ‖ √(places ‖a‖² + positions), which the
-    lengths of its terms may sum up to, and rounding need not be small beside it. All that the rounding of products can
-    add is counted as part of the norm; and the norm counts as no less than L / `cancelled`, so that what the rounding
-    of additions can add stays below κ. A sample that cancels further is clipped more than others, not less.
-    Norms of gradients in float32 can still come out short by more than κ where hundreds of channels round alike: where
-    there is something to protect they are measured `exact`.
+    Guarantee: let L = ‖δ‖ √(places ‖a‖² + positions), the largest sum of the terms' lengths. If positions cancel, ‖Σ_p
+    δ_p ⊗ a_p‖ is small compared with L, and rounding need not be small compared with ‖Σ_p δ_p ⊗ a_p‖. All that the
+    rounding of products can add is counted as part of the norm; and the norm counts as no less than L / `cancelled`, so
+    that what the rounding of additions can add stays below κ. A sample that cancels further is clipped more than
+    others, not less. Norms of gradients in float32 can still come out short by more than κ where hundreds of channels
+    round alike: where there is something to protect they are measured `exact`.
 
-    Guarantee, where `exact`: each gradient is multiplied out by itself and added to the others in float64. What is
-    added for a sample, F, has the same bits whichever samples stand beside it, and ‖F − Σ_p δ_p ⊗ a_p‖ ≤ η L with η =
-    `sum_rounding` and L as above; L bounds what the absolute values add up to. The norm counts all that: it is no
+    Guarantee, where `exact`: each gradient is multiplied out by itself and added to the others in float64. The
+    vector F that is added for a sample does not depend on the other samples, bit for bit. ‖F − Σ_p δ_p ⊗ a_p‖ ≤ η L
+    with η = `sum_rounding`, because L bounds the sum of absolute values. The norm counts all that: it is no
     shorter than F, nor is that of scaled factors, which round anew. The more a sample's positions cancel, the more it
     is clipped. (docs/proofs/rounding.md, "Positions".)
     """

@@ -24,10 +24,12 @@ def check(graph: Graph, horizon: int = HORIZON) -> None:
 
     *Assumes* that what holds for the first `horizon` steps holds for ever, when the graph has no period.
     """
+    from scipy.sparse.csgraph import shortest_path
+
     steps = graph.period or horizon
     for k in range(steps):
         _check_columns(graph.edges(k), graph.nodes, k)
-    reached = _closure(union(graph, 0, steps))
+    reached = np.isfinite(shortest_path(union(graph, 0, steps), unweighted=True))
     if not reached.all():
         target = int(np.argmin(reached.all(axis=1)))
         source = int(np.argmin(reached[target]))
@@ -57,18 +59,6 @@ def union(graph: Graph, start: int, stop: int) -> NDArray[np.bool_]:
         sends = edges.share > 0
         heard[edges.target[sends], edges.source[sends]] = True
     return heard
-
-
-def _closure(heard: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    while not ((further := _then(heard, heard)) == heard).all():
-        heard = further
-    return heard
-
-
-def _then(second: NDArray[np.bool_], first: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    # float32 goes through BLAS, which the boolean product does not; a sum of ones never rounds to zero.
-    product: NDArray[np.float32] = second.astype(np.float32) @ first.astype(np.float32)
-    return product > 0
 
 
 def _check_columns(edges: Edges, nodes: int, k: int) -> None:

@@ -1,8 +1,8 @@
 """GroupNorm of many models in one pass over memory, as three Triton kernels.
 
-A program holds one group of one sample, whole: its mean and variance cost no further reading, so that the way back and
-the gradients by scale and shift take them again from the input, and nothing is kept besides it. `gradient.norm` has the
-same in torch. Import this module only where there are CUDA and Triton.
+A program holds one whole group of one sample, so its mean and variance cost no further reading. The way back and the
+gradients by scale and shift compute them from the input again, and the forward pass keeps only the input.
+`gradient.norm` has the same in torch. Import this module only where there are CUDA and Triton.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _REACH = 2.0  # scales around the centre that are divided into bins where a numb
 
 @dataclass(frozen=True)
 class Shape:
-    """What one column, or a pair of columns, adds to the score of a record.
+    """The part of a record's score that comes from one column, or from a pair of columns.
 
     Args:
         title: The column, or "first × second".

@@ -55,9 +55,9 @@ def make(
     """The model `name`, the same bits for the same `seed`; torch's global generators are left as they were.
 
     It is on the CPU, or on "meta", where it takes no memory: to count its weights.
-    "logistic" and "linear" are one linear layer (the loss tells them apart), at zero if a table has a `schema`;
+    "logistic" and "linear" are one linear layer (their losses differ). It starts at zero if a table has a `schema`.
     "hazard" is for survival.
-    "mlp" has one layer with `activation` for each width in `hidden`, for which the others have no use; "cnn" and
+    "mlp" has one layer with `activation` for each width in `hidden`, which the others ignore; "cnn" and
     "resnet18" are for images (see `images`), "embedding" for tokens of a `vocabulary`. "additive" has a score for each
     level of the columns of a `schema`, with `bins` for each number, and of `pairs` of columns.
     """

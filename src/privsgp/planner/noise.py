@@ -76,7 +76,7 @@ class Network:
 
     @cached_property
     def correlation(self) -> float:
-        """What messages show of each other, for nodes with one budget."""
+        """The correlation of two nodes' messages, for nodes with one budget."""
         shared = self.covariance(self.noises)
         return 1.0 if self.sharing is None or shared is None else shared.correlation(self.sharing.honest, self.noises)
 

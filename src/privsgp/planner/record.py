@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from privsgp.accounting import statements
-from privsgp.accounting.shown import bound, guess, percent_up, small, span_up, up
+from privsgp.accounting.shown import guess, percent_up, small, up
 from privsgp.files import finite, in_units
 from privsgp.models import per_sample
 from privsgp.planner.choose import LENGTHS, Choice, Planner
 from privsgp.planner.stand_in import NONE, Samples
 from privsgp.runs import benefit
 from privsgp.runs.problem import careless_delta
-from privsgp.runs.views import span
+from privsgp.runs.views import labelled, span
 from privsgp.transport.rounding import width
 
 if TYPE_CHECKING:
@@ -226,44 +226,14 @@ class Plan:
 
     def rows(self) -> list[tuple[str, str]]:
         """Return what `privsgp plan` prints first."""
-        c, n, shared = self.chosen, self.network, self.shared
-        trust: list[tuple[str, str]] = []
-        if shared is not None:
-            trust.append(("noise in the average model", f"{n.remaining:.2g} times that of independent noise"))
-            known = (f"{h}: {'no bound' if epsilon is None else up(epsilon, 3)}" for h, epsilon in shared["curve"])
-            trust.append(("trust", f"{shared['honest']} of {shared['nodes']} nodes are honest"))
-            trust.append(("ε by the number of honest nodes", ", ".join(known)))
-        if self.by_sites:
-            known = (f"{sites}: {bound(epsilon)}" for sites, epsilon in self.by_sites)
-            trust.append(("ε of a person by its number of sites", ", ".join(known)))
-        weights = "equal" if n.weights is None else f"{span([n.nodes * p for p in n.weights])} times 1/n"
-        way, bits = f"{1000 * LATENCY:g}", 8 * self.messages * WIRE * self.planner.rehearsal.layout.dim
-        is_slow = bits / (self.link * 1e6) > 2 * LATENCY  # the bytes of a step take longer than its way there and back
-        return [
-            ("algorithm", c.method.algorithm),
-            ("steps K*", str(c.steps)),
-            ("batch", f"{c.batch:g} of {n.mean_samples:g} samples a node"),
-            ("step size γ", f"{c.step_size:.4g}"),
-            *([("weight θ of differences", f"{c.scale:.4g}")] if c.method.algorithm == "privsgp-vr" else []),
-            ("noise σ", span(self.sigmas)),
-            ("budget ε", span_up([epsilon for epsilon, _ in n.budgets])),
-            ("weights of nodes", weights),
-            *trust,
-            ("clip", self.clip_text),
-            (f"planned {self.loss_name}", self.range_text),
-            ("rehearsed on", self.source.text),
-            ("sent by a site", f"{_traffic(self.between_sites)} with `join`, at {self.link:g} Mbit/s and {way} ms"),
-            *([("fewer bytes", self._fewer_text)] if is_slow else []),
-        ]
-
-    @property
-    def _fewer_text(self) -> str:
-        """Say what other messages would take: their effect on accuracy is measured, not planned."""
-        others = [(bits, local) for bits, local in FEWER if (bits, local) != (self.bits, self._local)]
-        text = "; ".join(
-            f"{_traffic(self._between(*one))} with bits = {one[0]}, local_steps = {one[1]}" for one in others
-        )
-        return f"{text}. The average model is planned alike; docs/howto/bytes.md has measured accuracy"
+        n, d = self.network, self.planner.rehearsal.layout.dim
+        others = [one for one in FEWER if one != (self.bits, self._local)]
+        return labelled(
+            "plan.txt", p=self, weights=[n.nodes * p for p in n.weights or ()], latency=LATENCY, traffic=_traffic,
+            # the bytes of a step take longer than its way there and back
+            is_slow=8 * self.messages * WIRE * d / (self.link * 1e6) > 2 * LATENCY,
+            fewer=[(*one, self._between(*one)) for one in others],
+        )  # fmt: skip
 
     def signal_rows(self) -> list[tuple[str, ...]]:
         """Return a row for every signal: its name, the planned loss, a constant guess, and the sites alone."""

@@ -38,8 +38,8 @@ def box_muller(
     """Turn signed words [m, 2h] into normals [m, 2h or 2h − 1]: √(−2 ln u) (cos θ, sin θ), u from |word|, θ from word.
 
     u = (|word| + ½) / 2^(bits − 1) keeps all bits where u is small, which is where the tails are made. `deep` (64-bit
-    words): the eleven lowest bits of θ's word, which float64 has no room for, stand behind the point of u's, so that
-    u has 75 bits and the tails reach √(150 ln 2) = 10.2 σ. All is computed in `real`; the radii are returned.
+    words): float64 cannot hold the eleven lowest bits of θ's word, so they extend u's word behind the point. Then u
+    has 75 bits, and the tails reach √(150 ln 2) = 10.2 σ. All is computed in `real`; the radii are returned.
     """
     half = words.shape[1] // 2
     radius, cosine, sine = (np.empty((len(words), half), real) for _ in range(3))

@@ -1,12 +1,12 @@
 """Noise that neighbours share: node i adds a_i + Σ_j ± s_i u_ij, and what one end of a pair adds the other subtracts.
 
-The u_ij cancel in the sum over all nodes; who does not know them sees each node's message under all of them.
+The u_ij cancel in the sum over all nodes. An observer that does not know them sees each node's message under all.
 `accounting.pairwise` computes its effective σ against a coalition, which the nodes' mechanisms count. A pair's numbers
 are ChaCha20's under the pair's own key, with (pair, step) as nonce, so both ends make the same words:
 
 - in a simulation the keys follow from the seed;
-- without a seed, where both ends are in this process, they are this process's secret, as own noise is;
-  (where pairs take long, these two draw the nodes' sums over all pairs at once, which have the same law);
+- without a seed, if both ends are in this process, they are this process's secret, as own noise is;
+- in both cases, if pairs take long, the process draws the nodes' sums over all pairs, which have the same law;
 - between sites they come from X25519 keys that cards sign (`sites/protocol/pairs.py`): nobody else can compute them.
 
 A sum is formed in one order at every node, pairs by their other end, then own noise, then the gradient. With secret
@@ -196,6 +196,6 @@ def _refuse_uncounted(noise: PairwiseNoise, nodes: range, mechanisms: Sequence[M
         shared, partners = mechanism.shared, noise.covariance.nodes - 1
         honest = 0 if shared is None or shared.partners != partners else shared.honest
         if honest != noise.honest or mechanism.sigma > effective[i]:
-            what = f"node {i} is counted with σ = {mechanism.sigma:g} and {honest} honest nodes; its noise is worth "
-            what += f"{effective[i]:g} if {noise.honest} are honest"
+            what = f"node {i} is counted with σ = {mechanism.sigma:g} and {honest} honest nodes; its pairwise noise "
+            what += f"has σ = {effective[i]:g} if {noise.honest} are honest"
             raise Refused(what, "nothing was sent; report this: noise must be what is counted")

@@ -18,7 +18,7 @@ from privsgp.accounting import policy as policies
 from privsgp.accounting.book import Book, DataSet
 from privsgp.accounting.shown import bound, percent_up, small, up
 from privsgp.engine.folder import Folder
-from privsgp.errors import Refused
+from privsgp.errors import Refused, visible
 from privsgp.files import loaded, read_bytes, write
 from privsgp.report import page
 from privsgp.runs import config as configs
@@ -43,6 +43,7 @@ _TEXTS.filters = TEXTS.filters | {
     "bound": bound, "small": small, "zip": zip, "number": lambda value: f"{Decimal(up(value)):f}",
     "text": lambda value: json.dumps(str(value), ensure_ascii=False),
 }  # fmt: skip
+_YAML = _TEXTS.overlay(finalize=lambda value: visible(str(value)))  # of strings of json.dumps
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class _Facts:
 def write_dossier(source: Path, out: Path, audit: Path | None = None) -> list[str]:
     """Write the dossier of a run's folder or of a study file; return the questions that stay open.
 
-    Guarantee: as `views.read`. What one site's budget book says of its own spending is in the annex, so it stays there.
+    Guarantee: as `views.read`. Spending from one site's budget book is in the annex, so it stays at that site.
     """
     facts = _of_study(Study.read(source)) if source.is_file() else _of_run(source)
     c = facts.config
@@ -105,7 +106,7 @@ def write_dossier(source: Path, out: Path, audit: Path | None = None) -> list[st
     }  # fmt: skip
     annex = _TEXTS.get_template(ANNEX).render(values)
     out.mkdir(parents=True, exist_ok=True)
-    write(out / REGISTRY, _TEXTS.get_template(REGISTRY).render(values))
+    write(out / REGISTRY, _YAML.get_template(REGISTRY).render(values))
     write(out / ANNEX, annex)
     if facts.view is None:
         shutil.copyfile(source, out / source.name)

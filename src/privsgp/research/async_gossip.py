@@ -24,15 +24,15 @@ class ADP2SGD(Algorithm):
     At each event of the clock, with x̂_i the model that node i held when it began to compute:
 
         g̃        = (1/b) Σ_{j∈B} clip_G(∇f_i(x̂_i; j)) + N(0, σ_i² I)
-        x_i, x_j ← (x_i + x_j) / 2      j a neighbour drawn anew; both at once
+        x_i, x_j ← (x_i + x_j) / 2      j a neighbour, drawn at each event
         x_i      ← x_i − γ g̃
         x̂_i      ← x_i                  and i computes again
 
-    Why the subsampled Gaussian is all there is to count: what leaves node i is x_i, at an event of its own or of a
-    neighbour. x_i was made of x⁰, of what others sent, and of i's own g̃, each noised before anything used it. x̂_i is
-    such an x_i too. So whoever holds the node's g̃ so far and all that others did can compute every message of i, and
-    the point x̂_i of its next gradient: that gradient moves by at most G/b, and only if the sample is drawn, whatever
-    came before. Node i makes as many releases as it has events; the clock is public, so their number K_i is known
+    Only the subsampled Gaussian must be counted. Node i sends x_i, at its own events and at its neighbours'. x_i is a
+    function of x⁰, of others' messages, and of i's own g̃, each noised before its first use. x̂_i is an earlier x_i.
+    So an observer that knows the node's g̃ so far and all acts of others can compute every message of i, and the point
+    x̂_i of its next gradient. That gradient moves by at most G/b, and only if the sample is drawn, whatever came
+    before. Node i makes as many releases as it has events; the clock is public, so their number K_i is known
     ahead, and its noise is calibrated for it.
     """
 
@@ -61,8 +61,8 @@ class ADP2SGD(Algorithm):
     def arrays(self) -> dict[str, Tensor]:
         """Return where the nodes compute, and which gradient of theirs.
 
-        Gradients that no event has used yet are not kept: a resumed run without a seed must draw new coins for them,
-        since the old ones may have been released after the checkpoint, and were counted as drawn once.
+        The checkpoint leaves out gradients that no event has used. A resumed run without a seed draws new coins for
+        them: the old gradients may have been released after the checkpoint, and each coin is counted as drawn once.
         """
         return {"read": self.read, "counts": self.counts}
 

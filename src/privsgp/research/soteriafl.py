@@ -132,10 +132,10 @@ class SoteriaFLSVRG(SoteriaFL):
         ĝ_i = (θ/b) Σ_{j∈B} clip_C(g_j(x) − g_j(w)) + (1/J) Σ_j g_j(w),   g_j = clip_G(∇f_i(·; j))
         w ← x with probability p, after ĝ_i was taken
 
-    The full local gradient at w stays inside, without noise of its own; only the noised sum leaves. So one release is
-    the mixture of two shifts that SAGA's is, with t_j = g_j(w) and c_j = clip_C(g_j(x) − g_j(w)): |t_j| ≤ G, |c_j| ≤ C,
-    and t_j + c_j lies on the chord from g_j(w) to g_j(x), inside the ball. w is public and has no coins in it, so this
-    is the easier case of what `Saga` counts.
+    The full local gradient at w stays inside, and only the noised sum leaves. So one release is a mixture of two
+    shifts, as SAGA's is, with t_j = g_j(w) and c_j = clip_C(g_j(x) − g_j(w)). |t_j| ≤ G, |c_j| ≤ C, and t_j + c_j is on
+    the chord from g_j(w) to g_j(x), inside the ball. w is public and has no coins in it, so this is the easier case of
+    what `Saga` counts.
 
     One anchor for all nodes; p is b/J.
     """

@@ -37,8 +37,8 @@ HELD_OUT, TRAINED = "held out", "trained on"
 def records_of(hashes: Hashes, dataset: Dataset, parts: Sequence[NDArray[np.int64]]) -> list[Records]:
     """Return each node's records: a digest of all in order with their targets, and hashes of each.
 
-    A sample's own hash comes first, then those of its row of a table, which no schema changes. Where a sample is a
-    person, the last is of the person: all rows of one are one, in whatever file they are.
+    A sample's own hash comes first, then those of its row of a table, which no schema changes. If a sample is a
+    person, the last is of the person, so all rows of a person count as one in any file.
     """
     known = hashes[:, None] if dataset.rows is None else np.column_stack([hashes, dataset.rows])
     whose = np.empty((len(hashes), 0), np.uint64)

@@ -195,7 +195,7 @@ def by_person(config: Config, mechanism: Mechanism, samples: Sequence[int], show
     unequal = len(set(samples)) > 1 and p.sigma is not None
     if p.sites_per_person > 1 and (unequal or any(isinstance(value, list) for value in (p.epsilon, p.delta, p.sigma))):
         what = f"privacy.sites_per_person = {p.sites_per_person}, and sites have different noise or budgets"
-        raise Refused(what, "give one epsilon and one delta for all sites: ε is counted for sites alike")
+        raise Refused(what, "give all sites one epsilon and one delta: privsgp knows this ε for equal sites only")
     return PersonLevel(mechanism, rows, p.sites_per_person, shown)
 
 

@@ -157,11 +157,11 @@ def markdown(card: dict[str, Any], view: RunView) -> str:
 
 
 def in_a_line(text: str) -> str:
-    """Return words of others so that nobody can take them for a heading or a tag."""
-    return html.escape(" ".join(visible(text).split()), quote=False)
+    """Return words of others so that nobody can take them for a heading, a tag, a link or a picture."""
+    return html.escape(" ".join(visible(text).split()), quote=False).replace("](", "]&#40;")
 
 
-TEXTS = Environment(  # Markdown, and YAML with the strings of json.dumps: `finalize` escapes every value
+TEXTS = Environment(  # Markdown: `finalize` escapes every value
     loader=PackageLoader("privsgp.report"), autoescape=False, undefined=StrictUndefined, trim_blocks=True,  # noqa: S701
     lstrip_blocks=True, keep_trailing_newline=True, finalize=lambda value: in_a_line(str(value)),
 )  # fmt: skip

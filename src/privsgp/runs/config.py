@@ -258,7 +258,7 @@ class SumSection(Options):
 
 
 class StudySection(Options):
-    """What people write down about a study. All sites sign it, and `privsgp dossier` repeats it."""
+    """Facts about a study that people write down. All sites sign them, and `privsgp dossier` repeats them."""
 
     purpose: str = option("", "what the model is for")
     contact: str = option("", "who answers questions about the study")

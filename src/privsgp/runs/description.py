@@ -14,7 +14,7 @@ from privsgp.data.schema import Category, Number, Schema, YesNo, parse
 from privsgp.engine.formats import Described
 from privsgp.errors import Refused
 from privsgp.files import read_json, write_json
-from privsgp.runs import sums
+from privsgp.runs import sums, views
 from privsgp.runs.problem import unencoded
 from privsgp.statistics.columns import Column, Numbers, Values, described, norm
 from privsgp.statistics.estimates import Groups
@@ -238,4 +238,4 @@ def _shown(one: dict[str, Any]) -> str:
 
 def statement(found: dict[str, Any]) -> list[str]:
     """Say what the description spent."""
-    return [*sums.spent(found, "each "), "training on these records comes on top: the budget book adds both up"]
+    return views.written("description.txt", found=found)

@@ -20,7 +20,7 @@ from privsgp.engine.folder import Folder
 from privsgp.engine.formats import Evaluated
 from privsgp.errors import Refused
 from privsgp.files import read_json, write_json
-from privsgp.runs import booked, description, sums
+from privsgp.runs import booked, description, sums, views
 from privsgp.runs import config as configs
 from privsgp.runs.problem import Problem, unencoded
 from privsgp.runs.resolve import pooled
@@ -142,8 +142,8 @@ def study(config: Config, sizes: Sequence[int], result: Result, model: Path, run
 def agreed_model(run: Path) -> Path:
     """Return the model of a finished run that sites may evaluate together: a function of its counted releases.
 
-    Guarantee: it comes from releases of all sites with a finite ε. So the evaluation reveals nothing more of whom the
-    run trained on.
+    Guarantee: it comes from releases of all sites with a finite ε. So the evaluation reveals nothing more about the
+    records of the training.
     """
     result = load(run)
     privacy = result.card["privacy"]
@@ -193,7 +193,7 @@ def refuse_trained(config: Config, run: str, held: Sequence[Records], say: Say) 
         shared = np.isin(mine[:, -1], before[:, -1]) if of_persons else np.isin(mine, before).any(1)
         if of_persons and shared.any():
             count = len(np.unique(mine[shared, -1]))
-            raise Refused(f"{count:,} of the persons were trained on", "take persons that no site trained on")
+            raise Refused(f"the run trained on {count:,} of the persons", "take persons that no site trained on")
         if shared.any():
             say(f"{shared.sum():,} of {len(mine):,} test records equal a trained one: take none that was trained on")
 
@@ -318,17 +318,4 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 def statement(found: dict[str, Any]) -> list[str]:
     """Say what the evaluation spent, on whom, and against which adversary."""
-    trained, n, unit = found["trained"], len(found["held_out"]), found["unit"]
-    lines = [f"{sum(found['held_out']):,} held-out {unit}s of {n} sites; {found['noise']} noise, one release of each"]
-    lines += sums.spent(found, "each held-out ")
-    if trained["epsilon"] is None:
-        return lines
-    if found["added"] is None:
-        most = up(max(found["epsilon"], trained["epsilon"])), up(max(found["delta"], trained["delta"]))
-        lines.append(f"nobody pays for both training and this evaluation: ε = {most[0]}, δ = {most[1]} at most")
-    else:
-        both = up(found["epsilon"] + trained["epsilon"]), up(found["delta"] + trained["delta"])
-        lines.append(f"together with training ε = {both[0]}, δ = {both[1]}: {found['added']}")
-    if trained["honest"] is not None and found["honest"] is None:
-        lines.append(f"training's part holds only if {trained['honest']} of {n} sites are honest")
-    return lines
+    return views.written("evaluation.txt", found=found)

@@ -134,8 +134,8 @@ def side(
     out = np.frombuffer(keyed, "<u8") < (asked.share or 0.0) * 2.0**64
     chosen: NDArray[np.int64] = rows[out[np.cumsum(first) - 1] == held_out]
     if not len(chosen):
-        what = f"evaluation.share = {asked.share}: a node has nobody {'held out' if held_out else 'left to train on'}"
-        raise Refused(what, "take another share, or leave it out")
+        what = f"evaluation.share = {asked.share}: a node has no record {'to hold out' if held_out else 'to train on'}"
+        raise Refused(what, "take another share, or remove the key")
     return chosen
 
 
@@ -225,7 +225,7 @@ def refuse_own_records(
 ) -> None:
     """Refuse public test data that nodes learn from, saved anew: no ε covers metrics on them. A simulation may."""
     if config.seed is None and config.test_is_public and is_tested_on_own(dataset, parts):
-        what = f"{what}: half of these records are a node's own, or half of a node's are among them"
+        what = f"{what}: half of these records are a node's own, or half of a node's records are among them"
         raise Refused(what, "test data are public: take records that no node learns from", test_is_public=True)
 
 
@@ -297,7 +297,7 @@ def refuse_counted(config: Config, dataset: data.Dataset) -> None:
     public = ("", "y_test") if config.test_is_public else ("",)
     if config.seed is None and dataset.counted not in public:
         or_else = f", or say {_PUBLIC} if the test labels are" if dataset.counted == "y_test" else ""
-        what = f"{dataset.name}: no data.classes, and without a seed they are not counted in {dataset.counted}"
+        what = f"{dataset.name}: no data.classes, and privsgp does not count classes in private {dataset.counted}"
         remedy = "give data.classes, from Python classes=…, or store the number in the file as `classes`"
         raise Refused(what, f"{remedy}{or_else}")
 

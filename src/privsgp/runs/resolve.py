@@ -56,7 +56,7 @@ def pooled(config: Config, problem: Problem) -> tuple[Config, Problem]:
         known = np.unique(persons.hashes[np.concatenate(problem.parts)], axis=0)
         if len(known) < sum(problem.samples):
             what = f"{config.algorithm.name} puts all rows in one table, and a person has rows at several nodes"
-            raise Refused(what, "give all rows of a person to one node, or take another method")
+            raise Refused(what, "give all rows of a person to one node, or use a method that keeps rows at their nodes")
     strictest = {"delta": min(per_node(p.delta, n))}
     if p.epsilon is not None:
         strictest["epsilon"] = min(per_node(p.epsilon, n))

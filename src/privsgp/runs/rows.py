@@ -116,8 +116,8 @@ def refuse_records(run: Path, what: str, card: dict[str, Any], x: NDArray[Any], 
     known = book.sets_of(None if every else {Folder(run).run or ""})
     if in_common(found, [own[:, 0] for sets in known.values() for own in sets]):
         raise Refused(
-            f"{what}: records that {'a private run' if every else run} was trained on, and metrics on them no ε covers",
-            "take public data, or records that nobody trained on",
+            f"{what} has records that {'a private run' if every else run} was trained on. No ε covers metrics on them",
+            "take public data, or records that no site trained on",
         )
 
 

@@ -41,11 +41,11 @@ def share_noise(
     shared = dataclasses.replace(found, own=tuple(agreed["own"]), pair=agreed["pair"])
     for one, other in zip((*shared.own, shared.pair), (*found.own, found.pair), strict=True):
         if not abs(one - other) <= _SIMILAR * other:  # more than is needed would spoil the model
-            what = f"the agreement has shared noise of variance {one:g} where {other:g} comes out here"
+            what = f"the agreement has shared noise of variance {one:g}, and this site computes {other:g}"
             raise Refused(what, _ASK)
     for i, (effective, least) in enumerate(zip(shared.effective(config.honest), needed, strict=True)):
         if not effective >= least * (1 - 2.0**-20):
-            what = f"the noise that the agreement has is worth σ = {effective:g} to node {i}, which needs {least:g}"
+            what = f"the agreement's noise gives node {i} only σ = {effective:g}, and it needs {least:g}"
             raise Refused(what, _ASK)
     return shared
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,7 @@ from privsgp import metrics
 from privsgp.accounting.statements import by_sites
 from privsgp.files import finite
 from privsgp.options import NotNegative
-from privsgp.outside import Number, Whole, keys
+from privsgp.outside import Number, keys
 from privsgp.runs.config import PLANNED
 
 if TYPE_CHECKING:
@@ -27,15 +26,14 @@ PRIVATE_TEST = "private: metrics on it are in private/ alone, and not covered by
 _EVALUATED = (
     "test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "train_loss", "consensus_error",
 )  # fmt: skip
-_MEASURED = (*_EVALUATED, "virtual_seconds", "seconds", "steps_per_second")
+_MEASURED = (*_EVALUATED, "virtual_seconds", "seconds")
 FIRST = keys(
-    **dict.fromkeys((*_EVALUATED, "steps_per_second"), Number | None),
+    **dict.fromkeys(_EVALUATED, Number | None),
     virtual_seconds=NotNegative,
     seconds=NotNegative,
     # Of the final model on test data. Pictures, lists and the user's own metrics stay in the first one's folder.
     scores=dict[str, Number],
     guess=dict[str, Number],
-    peak_memory_bytes=Whole | None,
     finished=Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")],
 )
 
@@ -43,7 +41,9 @@ FIRST = keys(
 def measured_by_first(spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
     """Return what is known where all nodes' models were brought together, and when that was."""
     last, finished = outcome.metrics[-1], time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    measured: dict[str, Any] = {key: last.get(key) for key in _MEASURED} | _effort(spec, outcome)
+    measured: dict[str, Any] = {key: last.get(key) for key in _MEASURED}
+    # Without a seed whole seconds: the rest shows how much was drawn.
+    measured["seconds"] = round(outcome.seconds, 3 if spec.simulation else 0)
     numbers = {key: None if measured[key] is None else float(measured[key]) for key in _MEASURED}
     scores, guess = _numbers(outcome.measured), _numbers(outcome.measured.get(metrics.BASELINE, {}))
     return measured | numbers | {"scores": scores, "guess": guess, "finished": finished}
@@ -109,7 +109,8 @@ def summary(
         "test_data": PUBLIC_TEST if spec.share_metrics else PRIVATE_TEST,
         "virtual_seconds": first["virtual_seconds"],
         "bytes_sent": outcome.bytes_sent,
-        **{key: first[key] for key in ("finished", "seconds", "steps_per_second", "peak_memory_bytes")},
+        "finished": first["finished"],
+        "seconds": first["seconds"],
     }
 
 
@@ -164,14 +165,3 @@ def _ended(spec: RunSpec, outcome: Outcome) -> str | None:
         return None
     again = max(charged - spec.released(i, outcome.steps) for i, charged in enumerate(outcome.releases))
     return f"crashes undid {again} releases of a node, and its budget pays for no more: take a larger privacy.spare"
-
-
-def _effort(spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
-    """Return what the run took; without a seed in whole seconds alone, since the rest tells how much was drawn."""
-    if not spec.simulation:
-        return {"seconds": round(outcome.seconds, 0), "steps_per_second": None, "peak_memory_bytes": None}
-    return {
-        "seconds": round(outcome.seconds, 3),
-        "steps_per_second": round(outcome.steps / outcome.seconds, 3) if outcome.seconds else None,
-        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }

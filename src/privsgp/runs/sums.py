@@ -140,15 +140,3 @@ def next_folder(folder: Path, name: str) -> Path:
     while (folder / f"{name}-{number}").exists():
         number += 1
     return folder / f"{name}-{number}"
-
-
-def spent(found: dict[str, Any], whom: str) -> list[str]:
-    """Say what a release cost, for whom, and against which adversary."""
-    would, unit = "without a seed it would be " if found["simulation"] else "", found["unit"]
-    many = found["sites_per_person"]
-    at = f", at up to {many} sites" if many > 1 else ""
-    lines = [f"{would}ε = {up(found['epsilon'])}, δ = {up(found['delta'])} for {whom}{unit}{at} ({found['relation']})"]
-    if found["honest"] is not None:
-        n = len(found["records"])
-        lines.append(f"only if {found['honest']} of {n} sites are honest, the site itself included")
-    return lines

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from privsgp import metrics
 from privsgp.accounting.shown import bound, guess, one_in, percent_up, small, span_up, up
 from privsgp.accounting.statements import Statement, statements
@@ -34,31 +36,26 @@ LABELS = {
     "mae": "mean absolute error", "rmse": "RMSE", "worst_node_accuracy": "worst site's model", "test_loss": "test loss",
     "train_loss": "training loss", "consensus_error": "consensus error",
 }  # fmt: skip
-AGAINST = {
-    "per-node": "anyone who reads every message and model of a site, and works together with all other sites",
-    "secure aggregation": "anyone who sees only the sums of all sites' messages, and no site's noise",
-    "curator": "everybody except the site that holds all records and has to be trusted with them",
-    "honest sites": "anyone who reads every message of a site, and works together with the sites that are not honest",
-}
-RELATIONS = {
-    "zero-out": "whether a record took part",
-    "replace-one": "which of two versions of a record was used",
-}
-HONEST = (
-    "An honest site follows the protocol, reveals its noise and its pair secrets to nobody, and does not use its noise "
-    "to read messages. Anyone who has its secrets (X25519, ChaCha20) can remove the noise that it shares"
-)
-ALONE = "Several records of one person add up. The guarantee is for each record by itself."
-LIMITS = (  # what no ε covers, besides
-    "Metrics are on public test data. No ε covers them. The number of records at each site is public.",
-    "Every other run on these records adds to this ε.",
-    "If people chose settings by looking at results on these records, this ε does not count that.",
-)
+
+
+def span(values: Sequence[float]) -> str:
+    """Write one number, or the smallest and the largest."""
+    low, high = f"{min(values):.4g}", f"{max(values):.4g}"
+    return low if low == high else f"{low} … {high}"
+
+
 WEAK = 10.0  # from this ε on a guess may be right 99.995 % of the time
+_TEXTS = Environment(  # each line of a text is a statement, so no value may begin a new one
+    loader=PackageLoader("privsgp.report"), autoescape=False, undefined=StrictUndefined, trim_blocks=True,  # noqa: S701
+    lstrip_blocks=True, finalize=lambda value: " ".join(str(value).splitlines()),
+)  # fmt: skip
+_TEXTS.filters |= {
+    "bound": bound, "one_in": one_in, "percent_up": percent_up, "small": small, "span": span,
+    "span_up": span_up, "up": up,
+}  # fmt: skip
 _CURVES = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss")
 _TESTED = (*_CURVES, *metrics.KEYS)  # public if the test data are
 _SIMULATED = ("train_loss",)  # computed from records: docs/privacy.md, "What is not covered"
-_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,6 @@ class RunView:
             ("gradients", s.get("gradients")),
             ("clip", self._clip),
             ("noise σ", span(s["sigma"])),
-            ("this site's model", "\n".join(site_lines(s)) if own else ""),
             ("messages", _messages(own) if "messages" in own else ""),
             ("simulated faults", faults),
             ("time", f"{s['seconds']:.1f} s{clock}"),
@@ -156,73 +152,13 @@ class RunView:
     @property
     def privacy(self) -> list[str]:
         """The guarantee: whose records it covers, which adversary it holds against, and what it leaves open."""
-        s, start = self.summary, self.summary.get("started_from")
-        if not self.sites:
-            return ["none: this method adds no noise. Treat messages and the model as you treat the records"]
-        worst = max(self.sites, key=lambda site: (site.guess, site.epsilon))
-        if math.isinf(worst.epsilon):
-            return ["no finite bound is known for at least one site: treat what it sent as you treat its records"]
-        epsilon, delta = ([getattr(site, name) for site in self.sites] for name in ("epsilon", "delta"))
-        would, whose = "without a seed it would be " if s["simulation"] else "", "this" if self.elsewhere else "a"
-        spent = f"ε = {span_up(epsilon)}, δ = {span_up(delta)} for each {self.unit} of {whose} site"
-        asked = RELATIONS.get(s["relation"], s["relation"]).replace("record", self.unit)
-        often = (
-            f"{percent_up(worst.guess)} of the time at {worst.name} (ε = {up(worst.epsilon)}, δ = {small(worst.delta)})"
-        )
-        lines = [
-            f"{would}{spent} ({s['relation']}, certified)",
-            f"it holds against {AGAINST.get(s['trust'], s['trust'])}, even if they know every {self.unit} but one",
-            f"if they guess {asked}, they are right at most {often}; without messages, 50 %",
-        ]
-        if worst.epsilon > WEAK:
-            lines += ["this ε is too large to protect a record: treat what that site sent as you treat its records"]
-        if max(delta):
-            rare = f"with a probability of at most δ ({one_in(max(delta))}) for each {self.unit}"
-            lines += [f"{rare}, messages may reveal more than ε allows, up to the whole {self.unit}"]
-        if s.get("epsilon_nominal") is not None:
-            lines += [f"nominal ε = {span_up(s['epsilon_nominal'])} by the published formula, which guarantees nothing"]
-        if start is not None:
-            counted = "" if start["counted"] else "not "
-            lines += [f"started from the model of run {start['run'][:8]}; what that spent is {counted}counted here"]
-        if self.elsewhere and self.config is not None:
-            lines += [f"the other {self.elsewhere} sites keep their own ledgers, which are not in this folder"]
-        return lines + self._of_a_person(worst) + self._trusted()
-
-    def _of_a_person(self, worst: Site) -> list[str]:
-        """Say what a person is, and what ε is for one at several sites."""
-        person = self.summary.get("person")
-        if not person:
-            return []
-        by_sites = ", ".join(f"{int(sites)}: {bound(epsilon)}" for sites, epsilon in worst.by_sites)
-        lines = [f"ε is for {person['unit']} at a site: rows beyond that are not used"]
-        if by_sites:
-            lines += [
-                f"ε of a person by the number of sites like {worst.name} that hold rows of that person: {by_sites}"
-            ]
-        return lines
-
-    def _trusted(self) -> list[str]:
-        """Say what shared noise asks one to trust, and what ε is if that trust is misplaced."""
-        shared, n = self.summary.get("pairwise"), self.summary["nodes"]
-        if not shared:
-            return []
-        curve = ", ".join(f"{int(h)}: {bound(epsilon)}" for h, epsilon in shared["curve"])
-        return [
-            f"it holds only if {shared['honest']} of {n} sites are honest, the site itself included. {HONEST}",
-            f"ε of the site that has spent most, if this number of sites is honest: {curve}",
-        ]
+        worst = max(self.sites, key=lambda site: (site.guess, site.epsilon), default=None)
+        return written("privacy.txt", view=self, worst=worst, weak=WEAK, infinity=math.inf)
 
     @property
     def not_covered(self) -> list[str]:
         """Return what no ε of this run covers."""
-        learnt = self.summary.get("pretraining")
-        rests_on = [f"Records that the encoder learnt from: {learnt}."] if learnt else []
-        alone = "A person's rows at more sites than ε was counted for, or under another identifier, add up."
-        lines = [
-            alone if self.unit == "person" else ALONE,
-            *(line.replace("records", f"{self.unit}s") for line in LIMITS),
-        ]
-        return [*lines, *rests_on] if self.sites else []
+        return written("not-covered.txt", view=self)
 
     @property
     def facts(self) -> Rows:
@@ -234,6 +170,24 @@ class RunView:
         """Return (step, value) of every evaluation that has the metric."""
         found = [(row["step"], row.get(metric)) for row in self.rows]
         return [(float(step), value) for step, value in found if value is not None and math.isfinite(value)]
+
+
+def written(name: str, **values: Any) -> list[str]:  # noqa: ANN401 - whatever the template names
+    """Return the lines of a text for people."""
+    return [line for line in _TEXTS.get_template(name).render(values).splitlines() if line]
+
+
+def labelled(name: str, **values: Any) -> Rows:  # noqa: ANN401 - whatever the template names
+    """Return label and value of each line of a text; a line that begins with blanks continues the value before it."""
+    rows: Rows = []
+    for line in written(name, **values):
+        if line.startswith("  "):
+            label, value = rows.pop()
+            rows.append((label, f"{value}\n{line[2:]}"))
+        else:
+            label, _, value = line.partition(": ")
+            rows.append((label, value))
+    return rows
 
 
 def of(summary: Mapping[str, Any], folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> RunView:
@@ -283,13 +237,13 @@ def _plan(folder: Folder, *, simulated: bool) -> dict[str, Any] | None:
 
 
 def finished(path: Path) -> Folder:
-    """Return the folder of a run that came to its end; refuse any other."""
+    """Return the folder of a finished run; refuse any other."""
     folder = Folder(path)
     if not folder.summary.exists() or not folder.config.exists():
         there = "is not finished" if folder.config.exists() else "is no run folder"
         raise Refused(
             f"{path} {there}",
-            "name the folder of a run that came to its end; `privsgp ledger` shows what others have spent",
+            "name the folder of a finished run; for other runs, `privsgp ledger` shows the spending",
         )
     return folder
 
@@ -318,19 +272,6 @@ def metric_rows(found: Mapping[str, Any]) -> Rows:
     return rows + [("note", line) for line in found.get(metrics.NO_BETTER) or ()]
 
 
-def site_lines(s: Mapping[str, Any]) -> list[str]:
-    """Describe a site's model, its distance from the others' last models, and the weight that left with sites."""
-    own, n = s["site"], s["nodes"]
-    apart = [f"{one['name']} {one['distance']:.2%}" for one in own["roster"] if one.get("distance") is not None]
-    lines = [f"The others' last models differ from it by: {', '.join(apart)}."] if apart else []
-    held, absent = own.get("weight_of_all"), own.get("messages", {}).get("left", [])
-    if held is not None and abs(held - n) > _ROUNDING * n:
-        gone = f" {', '.join(absent)} left with the rest." if held < n and absent else ""
-        lines.append(f"The sites hold the weight {held:.3g} of {n}.{gone}")
-        lines.append(f"Each step and its noise move the model {(n - len(absent)) / held:.3g} times as far as planned.")
-    return lines
-
-
 def warning_lines(warnings: Sequence[dict[str, Any]]) -> Rows:
     """Return what people should know of peers: the peer, what it sent, and whether this site refused it."""
     done = {True: "This site refused it", False: "This site took it"}
@@ -344,12 +285,6 @@ def _of_budget(budget: float | None) -> str:
 def _messages(own: Mapping[str, Any]) -> str:
     m, refused = own["messages"], ", ".join(f"{count} × {kind}" for kind, count in own["refused"].items())
     return f"{m['posted']} sent, {m['taken']} taken, {m['missed']} missed at a deadline; refused: {refused or 'none'}"
-
-
-def span(values: Sequence[float]) -> str:
-    """Write one number, or the smallest and the largest."""
-    low, high = f"{min(values):.4g}", f"{max(values):.4g}"
-    return low if low == high else f"{low} … {high}"
 
 
 def clocked(virtual_seconds: float | None, steps: int) -> bool:

@@ -309,7 +309,7 @@ def _refuse(faults: Iterable[Fault], where: str = "") -> None:
 def _load(model: nn.Module, start: Path | None) -> None:
     """Put the agreed first weights into a model."""
     if start is None or not start.exists():
-        remedy = "put the file that came with the study beside it, under its name"
+        remedy = "put the file that came with the study into the study's folder, under its name"
         raise Refused(f"{start}, the model that the run begins with, is missing", remedy)
     model.load_state_dict(read_model(start, Layout.of(model)), strict=False)
 

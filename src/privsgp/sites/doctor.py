@@ -113,7 +113,7 @@ def _port(site: Site, agreement: Agreement) -> str:
         if any(Folder(run).run == agreement.run and _in_use(run) for run in _runs(agreement)):
             return f"{site.listen} is used by the process of this run"
         raise Refused(
-            f"cannot listen at {site.listen}: {error.strerror}", "is another run on? Else change --listen"
+            f"cannot listen at {site.listen}: {error.strerror}", "stop the run that uses this port, or change --listen"
         ) from error
 
 

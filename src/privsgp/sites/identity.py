@@ -1,9 +1,9 @@
 """A site's identity: secret keys, and the public card for others.
 
 An Ed25519 key *is* the site: it signs agreements and messages, and endorses all other keys. gRPC's TLS takes no Ed25519
-certificates, so the site is also a small certificate authority of its own: a P-256 key, in the card, whose only use is
-to issue the certificate that TLS shows, and to renew it (`rotate`) while nobody else has to do anything. An X25519 key
-is for what only two sites may read.
+certificates. So the site also has a certificate authority: a P-256 key, whose certificate is in the card. It issues the
+certificate that TLS shows, and renews it (`rotate`) without any work at other sites. An X25519 key encrypts data that
+only two sites may read.
 
 Guarantee: the private halves are in files that their owner alone can read, in a folder that their owner alone can
 enter, and encrypted if PRIVSGP_PASSPHRASE was set when they were made; nothing here prints or sends them.
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 CARD = "privsgp-card"
 _LONGEST = 2**16  # bytes of a card
+_MOST_PASSPHRASE = 1023  # bytes
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):(\d{1,5})")
 _PROXY = re.compile(r"http://[^\s/]+:\d{1,5}/?")
@@ -301,8 +302,14 @@ def tls_name(name: str) -> str:
 
 
 def _passphrase() -> bytes:
-    """Return the passphrase of this user's key files; empty: they have none."""
-    return os.environ.get("PRIVSGP_PASSPHRASE", "").encode()
+    """Return the passphrase of this user's key files; empty where the variable is not set: they have none."""
+    given = os.environb.get(b"PRIVSGP_PASSPHRASE")
+    if given is not None and not 0 < len(given) <= _MOST_PASSPHRASE:
+        raise Refused(
+            f"PRIVSGP_PASSPHRASE has {len(given)} bytes: a passphrase has 1 to {_MOST_PASSPHRASE}",
+            "write a passphrase into it, or unset it for keys without one",
+        )
+    return given or b""
 
 
 def load_key(path: Path, kind: type[Any]) -> Any:  # noqa: ANN401 - a key of that kind

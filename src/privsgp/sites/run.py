@@ -329,26 +329,22 @@ def _finish(network: Network, folder: Folder, spec: RunSpec, outcome: Outcome, m
 
 def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
     """Return what came out at this site: its own ε by its own ledger, and of others what was agreed on."""
-    agreement, node, p, outliers = network.agreement, network.node, spec.protection, network.transport.outliers
+    agreement, node, p = network.agreement, network.node, spec.protection
     newest = [network.members.store.seen.get(i) for i in range(spec.nodes)]  # what each site has signed for this one
     spent, releases = list[float | None]([None] * spec.nodes), list[int | None]([None] * spec.nodes)
     spent[node] = finite(p.epsilon(node, outcome.releases[0])) if spec.algorithm.private else None
     releases[node] = outcome.releases[0]
     unseen = ("mean_node_accuracy", "worst_node_accuracy", "consensus_error", "train_loss")  # nobody sees all models
-    unknown = dict.fromkeys([*unseen, "steps_per_second", "peak_memory_bytes"])
-    measured = measured_by_first(spec, outcome) | unknown | {"virtual_seconds": spec.clock.at(outcome.steps)}
+    measured = (
+        measured_by_first(spec, outcome) | dict.fromkeys(unseen) | {"virtual_seconds": spec.clock.at(outcome.steps)}
+    )
     others = [i for i in range(spec.nodes) if i != node]
-    norm = float(outcome.state.z[0].double().norm())
     roster = [
-        {
-            "name": card.name, "fingerprint": card.fingerprint,
-            "newest": None if one is None else one.header.step, "distance": outliers.distance(i, norm),
-        }
-        for i, (card, one) in enumerate(zip(agreement.roster, newest, strict=True))
-    ]  # fmt: skip
+        {"name": card.name, "fingerprint": card.fingerprint, "newest": None if one is None else one.header.step}
+        for card, one in zip(agreement.roster, newest, strict=True)
+    ]
     own = {
         "name": network.site.name, "node": node, "run": agreement.run, "w": float(outcome.state.w[0]),
-        "model_norm": norm, "weight_of_all": outliers.weight_of_all(network.members.gone()),
         "incarnation": network.members.incarnation, "messages": network.transport.report(),
         "refused": network.audit.counts(), "warnings": network.audit.warnings(), "roster": roster,
     }  # fmt: skip

@@ -1,7 +1,7 @@
 """The status of a run at a site: each site, each link, and the cause of a failure.
 
-`state` is the one source: `privsgp status` and its pages read it from status.json. It decides nothing, and nothing of
-it depends on records: steps, links, messages, sites, refusals.
+`state` is the one source: `privsgp status` and its pages read it from status.json. It changes no
+decision, and is independent of records: steps, links, messages, sites, refusals.
 """
 
 from __future__ import annotations

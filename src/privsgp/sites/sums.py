@@ -81,7 +81,7 @@ def _model(config: Config, path: Path) -> Result:
     if not path.exists() or digest(path) != config.sum.model:
         raise Refused(
             f"{path} is not the model of the agreement",
-            "put the file that came with the study beside it, under its name",
+            "put the file that came with the study into the study's folder, under its name",
         )
     result = of_model(path)
     evaluation.refuse_other_terms(config, result)

@@ -220,7 +220,7 @@ class SitesTransport(Transport):
             self._stop_link(k, *refused)
             taken = [frame for frame in taken if frame.header.source != refused[0].source]
             mixed, total, arrived = self._gathered(x, w, taken, returned)
-        for one, warned in self.outliers.warned(k, float(w[0]), arrived):
+        for one, warned in self.outliers.warned(arrived):
             self.members.accuse(one.source, warned)
         for frame in taken:
             link, sums = self.sources.index(frame.header.source), frame.sums()

@@ -24,7 +24,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-a
 
 
 class Answer(NamedTuple):
-    """What a path answers."""
+    """The answer to a request."""
 
     text: str
     kind: str = "text/plain; charset=utf-8"
@@ -40,17 +40,14 @@ def is_loopback(address: str) -> bool:
 
 
 @contextlib.contextmanager
-def served(
-    option: str, address: str, pages: Mapping[str, Callable[[], Answer]], *, only_here: bool = False,
-    token: str | None = None,
-) -> Iterator[None]:  # fmt: skip
-    """Serve pages by their paths at HOST:PORT while the block runs; `option` is what users call the address.
+def served(address: str, pages: Mapping[str, Callable[[], Answer]], token: str | None = None) -> Iterator[None]:
+    """Serve pages by their paths at HOST:PORT while the block runs.
 
-    Guarantee: with a token, every request without it gets status 401. `only_here` refuses requests under another name
-    than that of this machine.
+    Guarantee: with a token, every request without it gets status 401. Without one, a request under another name than
+    that of this machine gets status 403. No request delays the end of the block.
     """
     if not is_address(address):
-        raise Refused(f"{option} {address} is no address", f"write HOST:PORT, for example {option} 127.0.0.1:9464")
+        raise Refused(f"--serve {address} is no address", "write HOST:PORT, for example --serve 127.0.0.1:9464")
     host, _, port = address.rpartition(":")
 
     class Handler(BaseHTTPRequestHandler):
@@ -58,9 +55,7 @@ def served(
 
         def do_GET(self) -> None:
             asked = urlsplit(self.path)
-            found = self._refused(asked.query) or (
-                pages[asked.path]() if asked.path in pages else Answer("", status=404)
-            )
+            found = self._refused(asked.query) or _answered(pages.get(asked.path))
             body = found.text.encode()
             self.send_response(found.status)
             for name, value in (
@@ -73,13 +68,14 @@ def served(
             self.wfile.write(body)
 
         def _refused(self, query: str) -> Answer | None:
-            if only_here and not is_loopback(f"{self.headers.get('Host', '').rpartition(':')[0]}:0"):
-                return Answer(f"this page is at http://{address}/ only\n", status=403)
+            if token is None:
+                is_here = is_loopback(f"{self.headers.get('Host', '').rpartition(':')[0]}:0")
+                return None if is_here else Answer(f"this page is at http://{address}/ only\n", status=403)
             shown = self.headers.get("Authorization", "").removeprefix("Bearer ")
             shown = shown or next(iter(parse_qs(query).get("token", [])), "")
-            if token is not None and not hmac.compare_digest(shown.encode(), token.encode()):
-                return Answer("add ?token=… from the terminal, or the header Authorization: Bearer …\n", status=401)
-            return None
+            if hmac.compare_digest(shown.encode(), token.encode()):
+                return None
+            return Answer("add ?token=… from the terminal, or the header Authorization: Bearer …\n", status=401)
 
         def log_message(self, *_: object) -> None:
             """Log no requests."""
@@ -87,11 +83,18 @@ def served(
     try:
         server = ThreadingHTTPServer((host.strip("[]"), int(port)), Handler)
     except OSError as error:
-        raise Refused(f"{option} {address}: {error.strerror}", "choose another port") from error
-    server.daemon_threads = False  # what is being answered is answered to its end
+        raise Refused(f"--serve {address}: {error.strerror}", "choose another port") from error
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield
     finally:
         server.shutdown()
         server.server_close()
+
+
+def _answered(page: Callable[[], Answer] | None) -> Answer:
+    """Return what a page answers, or why the run's files do not give one."""
+    try:
+        return Answer("", status=404) if page is None else page()
+    except Refused as refused:
+        return Answer(f"{refused}\n", status=503)

@@ -311,28 +311,22 @@ class Confusion:
 
     def estimates(self, cells: Array, persons: int, sigma: float) -> list[Estimate]:
         """Return the accuracy of each group, and how many of each class are recognised."""
+        padded = np.pad(cells.reshape(self.groups.count, -1), ((0, 0), (0, 1)))  # there are no places within bins
+
+        def recall(c: int) -> Metric:
+            return lambda h: self._said(h)[c, c] / self._said(h)[c].sum()
+
+        metrics = [("recall", f", class {c}", recall(c)) for c in range(self.classes)]
+        metrics.insert(0, ("accuracy", "", lambda h: self._said(h).diag().sum() / h[:-1].sum()))
         found = []
-        shape, mean = (self.groups.count, self.classes, self.classes), (persons - cells.sum()) / cells.size
-        made = cells.reshape(shape) + mean
         for group, chosen in self.groups.chosen():
-            h, often = made[chosen].sum(0), len(chosen)
-            found.append(_share("accuracy", group, np.diag(h).sum(), h.sum(), often * sigma**2 * self.classes,
-                                often * sigma**2 * self.classes * (self.classes - 1), persons))  # fmt: skip
-            for c in range(self.classes):
-                name, noise = f"{group}, class {c}", often * sigma**2
-                found.append(_share("recall", name, h[c, c], h[c].sum(), noise, noise * (self.classes - 1), persons))
+            for name, of, metric in metrics:
+                each = by_slope(metric, padded, chosen, persons, sigma)[1:]
+                found.append(estimate(name, group + of, *each, persons, widest=WIDEST[name]))
         return found
 
-
-def _share(
-    metric: str, group: str, hits: float, total: float, hit_noise: float, miss_noise: float, persons: int
-) -> Estimate:
-    """Return the share of hits among hits and misses, with the variances of the noise in both."""
-    if total <= 0:
-        return Estimate(metric, group, None)
-    share = hits / total
-    noise = ((1 - share) ** 2 * hit_noise + share**2 * miss_noise) / total**2
-    return estimate(metric, group, share, share * (1 - share) / total, noise, persons, widest=WIDEST[metric])
+    def _said(self, h: Tensor) -> Tensor:
+        return h[:-1].reshape(self.classes, self.classes)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Round(NamedTuple):
 
 
 class Rounded(NamedTuple):
-    """What links carry at a step in few bits, and the rounds that make of it what nodes keep."""
+    """The rounded shares that links carry at a step, and the rounds that compute the rest at the nodes."""
 
     links: Carrying
     kept: list[Round]

@@ -3,7 +3,7 @@
 Both ends of a link remember the model z that it carried last, at first x⁰. Of a share (p x, p w) the sender rounds
 p x − p w z, stochastically, in blocks with one scale each, and sends p w as it is. Both ends then know the rounded
 share r. The sender keeps x − r, so no mass is lost or made, whatever the rounding. As the nodes agree, p x − p w z
-becomes small, and the scales with it: a coordinate is never lost beside a large one that does not change.
+becomes small, and the scales with it: a large coordinate that does not change never hides a small one.
 
 Guarantee: r, its codes and its scales, and x − r are functions of x and of public randomness, which is keyed by
 public seed, link and step (docs/proofs/rounded-shares.md).

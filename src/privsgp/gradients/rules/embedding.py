@@ -36,7 +36,7 @@ class _Lookups(Product):
         """Σ_{t,t'} [i_t = i_t'] ⟨δ_t, δ_t'⟩, of δ scaled to length 1; what rounding may have taken off is added.
 
         Rows of one token may cancel; as in `positions` they count as no shorter than a share of what they could be.
-        With `exact`, a gradient that float32 could not scale counts as too long, and is not kept.
+        With `exact`, a gradient that float32 cannot scale counts as too long, and is dropped.
         """
         delta, length = self.delta, squared_norm(self.delta.flatten(2))
         if exact:

@@ -62,7 +62,7 @@ class _AllSamples(torch.autograd.Function):
 
     @staticmethod
     def forward(_x: Tensor, _sample: Tensor, _rule: StackedLayer) -> Tensor:
-        """Nobody calls it outside `vmap`."""
+        """Raise: only `vmap` may call it."""
         raise NotImplementedError
 
     @staticmethod
@@ -77,5 +77,5 @@ class _AllSamples(torch.autograd.Function):
         """
         rows = x.expand(info.batch_size, *x.shape) if dims[0] is None else x.movedim(dims[0], 0)
         if rows.ndim < 2 or rows.shape[1] != 1:
-            raise Refused("a layer is not called with one row per sample", "keep the batch as the first axis")
+            raise Refused("the model calls a layer without one row per sample", "keep the batch as the first axis")
         return rule(rows.flatten(0, 1))[:, None], 0

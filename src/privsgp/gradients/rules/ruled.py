@@ -101,8 +101,8 @@ class RuledLayers(ABC):
                 what = "the model writes into its input for some samples and not for others"
                 raise Refused(what, "copy the input first: x = x.clone()")
             if any([len(call.input) for call in layer.calls] != [len(data)] for layer in self.layers):
-                what = "a layer is not called once with one row per sample"
-                raise Refused(what, "let the model call each layer once")
+                what = "the model calls a layer never, more than once, or not with one row per sample"
+                raise Refused(what, "let the model call each layer once, with the batch as the first axis")
             calls = {layer: layer.calls.pop() for layer in self.layers}
             asked = [*(call.output for call in calls.values()), *rest.values()]
             found = torch.autograd.grad(losses.sum(), asked, allow_unused=bool(rest), materialize_grads=bool(rest))

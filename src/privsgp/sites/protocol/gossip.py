@@ -132,14 +132,14 @@ class Gossip(PeerTable):
         """Take a site's messages from its `inbox`, and the log of its own messages from that one's store.
 
         Args:
-            agreement: The run's.
-            node: The site's number; −1 for a relay that is no member.
+            agreement: The agreement of the run.
+            node: The site's number. A relay that is no member has −1.
             incarnation: The number of this process.
-            signature: The site's of the agreement.
-            inbox: What has arrived; None where nothing will.
-            sign: Signs the number of this process, and how far the site is for sites that never hear it.
-            accuse: Is told of what a node did, with evidence.
-            keep: Is called when a signature, a goodbye or a key came.
+            signature: The site's signature of the agreement.
+            inbox: The messages that have arrived. None if no message will arrive.
+            sign: Signs the number of this process. It also signs the site's progress, for sites that never hear it.
+            accuse: A function that takes a node's offence and the evidence.
+            keep: A function that is called after a signature, a departure or a key has arrived.
 
         """
         super().__init__(agreement, node, inbox or Inbox(agreement, node, 1))

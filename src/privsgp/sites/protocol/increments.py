@@ -60,12 +60,12 @@ def rounded(
     """Return a link's sums after a step, and the increment to them.
 
     Args:
-        rounding: Remembers what the link carried last.
-        link: Its ends.
+        rounding: The rounding, which remembers the last model of the link.
+        link: The two ends of the link.
         rows: The sender's x [1, d] and w [1], and the share that the link carries.
-        sums: Those before.
+        sums: The sums before this step.
         steps: The step of the increment before, and this step.
-        anew: Whether the receiver may not know what the link carried last.
+        anew: Whether to start from x⁰, because the receiver may have lost the last model of the link.
 
     """
     x, w, share = rows

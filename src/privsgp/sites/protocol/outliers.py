@@ -34,7 +34,6 @@ class Arrival(NamedTuple):
     increment: Increment
     w: float  # of the source; of a message of several steps, the most that it can have been
     own: float
-    alone: bool  # the message is of one step
 
     @property
     def source(self) -> int:
@@ -66,14 +65,11 @@ class Outliers:
     def __init__(self, agreement: Agreement, node: int) -> None:
         self.agreement, self.node, self.nodes = agreement, node, len(agreement.roster)
         self._newest: dict[int, Arrival] = {}  # by source
-        self._own = -1, 1.0  # the last step, and this site's weight before its messages came
 
     def arrival(self, frame: Frame, after: int, increment: Increment, own: float) -> Arrival:
         """Return a message as it is judged: after the one of a step, at a receiver of the weight `own`."""
-        source, step = frame.header.source, frame.header.step
-        most, one = (self.agreement.most_weight((source, self.node), first, step) for first in (after, step - 1))
-        w = self.nodes * increment.weight / most
-        return Arrival(Frame(frame.header, frame.signature, b""), increment, w, own, alone=most == one)
+        most = self.agreement.most_weight((frame.header.source, self.node), after, frame.header.step)
+        return Arrival(Frame(frame.header, frame.signature, b""), increment, self.nodes * increment.weight / most, own)
 
     def refused(self, arrived: Sequence[Arrival], total: float) -> tuple[Arrival, Rejected] | None:
         """Return a message that must not be taken, and why; None where there is none.
@@ -90,35 +86,15 @@ class Outliers:
             return one, one.rejected("weight", f"{what} {total:g}, and all sites together hold {self.nodes}")
         return None
 
-    def warned(self, k: int, own: float, taken: Sequence[Arrival]) -> list[tuple[Arrival, Rejected]]:
-        """Keep the messages that step k takes, and the site's own weight before them; return those to warn of."""
+    def warned(self, taken: Sequence[Arrival]) -> list[tuple[Arrival, Rejected]]:
+        """Keep the messages that a step takes; return those to warn of."""
         self._newest |= {one.source: one for one in taken}
-        self._own = k, own
         found = []
         for one in taken:
             if one.far > FAR * (usual := self._usual(one.source)):
                 what = f"{self._described(one)}, which is {one.far / usual:.3g} times the usual distance"
                 found.append((one, one.rejected("outlier", what)))
         return found
-
-    def distance(self, source: int, norm: float) -> float | None:
-        """Return how far a source's model was from this site's at its last message, by the norm of this site's.
-
-        None where no message came while sites only mixed: before that, models differ by the noise of a step.
-        """
-        one = self._newest.get(source)
-        mixed = one is not None and one.step >= self.agreement.config.algorithm.steps
-        return one.increment.distance / norm if one is not None and mixed and norm > 0 else None
-
-    def weight_of_all(self, gone: set[int]) -> float | None:
-        """Return the weight that all sites that have not left held at the last step; None where it is not known.
-
-        It is known to a site that took, at that step, the message of that step from every one of them.
-        """
-        step, own = self._own
-        known = {j: one.w for j, one in self._newest.items() if one.step == step and one.alone}
-        others = set(range(self.nodes)) - {self.node} - gone
-        return own + math.fsum(known[j] for j in others) if others <= known.keys() else None
 
     def _usual(self, source: int) -> float:
         """Return how far the other sources' messages are, by the median, or the length of a step if that is more."""

@@ -141,8 +141,8 @@ class _SitePairStreams(PairStreams):
         """Fill row r of `out` [m, d] with the standard normals of pair `nodes[r]`."""
         if step <= self.committed:
             raise Refused(
-                f"noise of step {step} that other sites share, and step {self.committed} is committed",
-                "what was sent is in its commit: put the run folder back as it was when the run stopped",
+                f"step {step} needs shared noise, and step {self.committed} is committed already",
+                "restore the run folder to the state in which the run stopped: two noises for one step cost ε",
             )
         for pair in nodes:
             if str(pair) not in self._keys:

@@ -157,9 +157,9 @@ class PeerTable:
     def may_still_send(self, source: int, newest: int, step: int) -> bool:
         """Tell whether a site may still bring a message of a step up to this one, if its message `newest` is here.
 
-        Not so where it said that it is past that step and has sent nothing since: it has kept what it would have sent,
-        because this site was not there, and will never send it. A site that waited for that would wait for good. A site
-        that never speaks to this one sends a message at each step.
+        It cannot if it reported a later step and has sent no message since. It then kept the shares of those steps,
+        because this site was absent, and will never send them. A site that never speaks to this one sends a message at
+        each step.
         """
         with self.changed:
             return self.others[source].step <= step or self.others[source].sent > newest
