@@ -37,12 +37,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-METRICS_VERSION = 1
-
-
-class _Circumstances(Kept):
-    processes: int = Field(1, ge=1)
-
 
 class _Identity(Kept):
     """run.json."""
@@ -53,7 +47,7 @@ class _Identity(Kept):
     ledgers: str | None = None
     versions: dict[str, str] = Field(default_factory=dict)
     command: list[str] = Field(default_factory=list)
-    circumstances: _Circumstances | None = None
+    circumstances: dict[str, Any] | None = None
 
 
 class Folder:
@@ -78,7 +72,7 @@ class Folder:
 
     @property
     def ledgers(self) -> Path | None:
-        """The ledgers of an older run whose budget this run continues to spend; None for its own."""
+        """The ledgers of an older run whose budget a run of 1.0.0rc1 continues to spend; None for its own."""
         where = self.identity.get("ledgers")
         return None if where is None else Path(where)
 
@@ -175,7 +169,7 @@ class Folder:
 
     def write_metrics(self, rows: list[dict[str, Any]], *, simulation: bool) -> None:
         """Write all evaluations anew; the header warns of a simulation."""
-        header = {"format": "privsgp-metrics", "version": METRICS_VERSION, "simulation": simulation}
+        header = {"format": "privsgp-metrics", "version": 1, "simulation": simulation}
         write(self.metrics, "".join(json.dumps(line) + "\n" for line in [header, *rows]))
 
 

@@ -78,8 +78,6 @@ class Table:
         self.mean = first.new_zeros(len(first), sum(piece.size for piece in like), dtype=torch.float64)
         fewer_bits = dtype is not None and dtype != first.dtype
         self.scale = first.new_zeros(len(first), samples + 1) if fewer_bits else None
-        if fewer_bits and difference_clip is not None:
-            raise ValueError("a rounded entry may move by more than the difference clip")
 
     def prepared(self, g: PerSample) -> PerSample:
         """Multiply out what is kept plain, and round what is kept in fewer bits, before it is clipped.
