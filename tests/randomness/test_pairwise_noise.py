@@ -236,5 +236,5 @@ def test_releases_that_differ_in_noise_share_none():
     made = noise()
     anchored = Anchored(sigma=0.1, clip=1.0, batch=2, samples=9, period=5, anchor_noise=4.0)
     mechanisms = [Shared(anchored, HONEST, made.covariance.nodes - 1)] * NODES
-    with pytest.raises(Refused, match="equal noise at every step"):
+    with pytest.raises(Refused, match="the same at every step"):
         made.of_nodes(range(NODES), mechanisms, Secure(), None)
