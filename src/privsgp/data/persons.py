@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import Field
 
 from privsgp.data.dataset import Dataset, PersonRows
+from privsgp.data.schema import MISSING
 from privsgp.data.schema_text import toml_value
 from privsgp.errors import Refused
 from privsgp.options import Options, option
@@ -71,14 +72,15 @@ class Named(NamedTuple):
     weights: NDArray[np.float64] | None = None
 
 
-def named(found: Mapping[str, Any], options: PersonOptions, missing: Sequence[str], where: str) -> Named:
-    """Take identifiers, dates and weights from arrays by the names that `options` gives; refuse a row without one."""
-    names = [
-        value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-        for value in np.asarray(found[options.person or ""]).tolist()
-    ]
-    names = [str(value).strip() for value in names]
-    if nobody := [row for row, name in enumerate(names, 1) if name in missing]:
+def named(found: Mapping[str, Any], options: PersonOptions, where: str, missing: Sequence[str] = ()) -> Named:
+    """Take identifiers, dates and weights by the names that `options` gives; refuse rows without one.
+
+    Rows without an identifier would be one person.
+    """
+    values = np.asarray(found[options.person or ""]).tolist()
+    names = [str(value.decode("utf-8", "replace") if isinstance(value, bytes) else value).strip() for value in values]
+    gone = {name for name in set(names) if name in missing or canonical(name) in _NOBODY}
+    if nobody := [row for row, name in enumerate(names, 1) if name in gone]:
         more = f" ({len(nobody)} such rows)" if len(nobody) > 1 else ""
         what = f"{where}: {options.person!r}, row {nobody[0]}: no identifier of a person{more}"
         raise Refused(what, "give each row the identifier of its person, or leave the row out")
@@ -112,8 +114,8 @@ def repeats(name: str, count: int, rows: int) -> bool:
 def warning(name: str, count: int, rows: int) -> str:
     """Say that a column may name persons, where nobody asked whose rows they are."""
     return (
-        f"column {name!r} has {count:,} names for {rows:,} rows. ε is for a row: a person with several rows "
-        f"has less protection. If it names persons, write: [data] person = {toml_value(name)}, rows_per_person = …"
+        f"column {name!r} has {count:,} different values in {rows:,} rows. ε is for a row: a person with several rows "
+        f"has less protection. If they name persons, write: [data] person = {toml_value(name)}, rows_per_person = …"
     )
 
 
@@ -130,6 +132,9 @@ def canonical(name: str) -> str:
         return text
     number = Decimal(text)
     return format(number.normalize(), "f") if number else "0"
+
+
+_NOBODY = {canonical(word) for word in (*MISSING, "<NA>", "NaT", "#N/A", ".")}  # as programs write it
 
 
 def in_forms(count: int) -> str:

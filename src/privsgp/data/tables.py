@@ -277,7 +277,7 @@ def whose(table: Any, schema: Schema, where: str, persons: PersonOptions) -> Nam
     if missing := [name for name in persons.columns if name not in table.column_names]:
         raise Refused(f"{where} has no column {_names(missing)}", "name the column as it is after the dialect")
     found = {name: table.column(name).to_pylist() for name in persons.columns}
-    return named(found, persons, [*schema.missing, "", "None", "nan"], where)
+    return named(found, persons, where, schema.missing)
 
 
 def refuse_drafted(table: Any, schema: Schema, where: str) -> None:  # noqa: ANN401 - Arrow's
@@ -292,11 +292,14 @@ def refuse_absent(table: Any, schema: Schema, where: str, *, labelled: bool = Tr
     """Refuse a table without a column that the schema uses."""
     needed, there = [*schema.encoded, *(schema.target.columns if labelled else [])], table.column_names
     if missing := [name for name in needed if name not in there]:
+        what = f"{where} has no column {_names(missing)}; it has {_names(there)}"
         remedy = (
             f'write in the dialect beside the table: [columns] "THIS SITE\'S NAME" = {toml_value(missing[0])}, and so '
-            f"on for columns with other names; absent = {toml_value(missing)} for columns that this site lacks"
+            "on for columns with other names"
         )
-        raise Refused(f"{where} has no column {_names(missing)}; it has {_names(there)}", remedy)
+        if missing := [name for name in missing if name in schema.encoded]:  # a target cannot be absent
+            remedy += f"; absent = {toml_value(missing)} for columns that this site lacks"
+        raise Refused(what, remedy)
 
 
 def refuse_unknown(table: Any, schema: Schema, where: str) -> None:  # noqa: ANN401 - Arrow's

@@ -129,14 +129,16 @@ def refuse_mixing(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -
     if not torch.allclose(together, alone, rtol=1e-9, atol=1e-12, equal_nan=True):
         apart = float((together - alone).abs().max())
         what = f"the loss of a sample depends on the other samples of its batch (by {apart:.3g})"
-        raise Refused(what, "make every operation of the model and the loss act on each sample alone")
+        raise Refused(
+            what, "make every operation of the model and the loss act on each sample alone, and change no state"
+        )
 
 
 def _by_rules(
     model: nn.Module, layout: Layout, loss: Loss, sample: tuple[Tensor, Tensor], names: Sequence[str]
 ) -> tuple[Ruled | Mixed | None, str]:
     """Return the gradients by the rules of these layers if they are those of plain autograd; else why they are not."""
-    why = "no rule fits a layer that is called once"
+    why = "each layer with weights has no rule, or is called several times"
     owned = [f"{name}.{p}".lstrip(".") for name in names for p in Layout.of(model.get_submodule(name)).names]
     ways: list[tuple[type[Ruled | Mixed], nn.Module]] = [(Mixed, unrolled(model))] if names else []
     if owned == list(layout.names):
