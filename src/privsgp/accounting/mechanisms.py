@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_type_hints
 
 from pydantic import Field, ValidationError, create_model
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 Sampling = Literal["poisson", "fixed"]
 Relation = Literal["zero-out", "replace-one"]
 Accountant = Literal["certified", "published"]
-ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
 
 
 def nominal(kind: str) -> bool:

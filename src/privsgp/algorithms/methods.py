@@ -35,9 +35,6 @@ class _Methods(Mapping[str, type[Algorithm]]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def __contains__(self, name: object) -> bool:
-        return name in _OWN or name in self._registered or name in plugins.offered(plugins.ALGORITHMS)
-
     def __getitem__(self, name: str) -> type[Algorithm]:
         if name in _OWN:
             return _OWN[name]

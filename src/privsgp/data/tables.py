@@ -276,7 +276,7 @@ def whose(table: Any, schema: Schema, where: str, persons: PersonOptions) -> Nam
     """Return whose rows they are, and their dates and weights if asked for."""
     if missing := [name for name in persons.columns if name not in table.column_names]:
         raise Refused(f"{where} has no column {_names(missing)}", "name the column as it is after the dialect")
-    found = {name: table.column(name).to_pylist() for name in persons.columns}
+    found = {name: np.array(table.column(name).to_pylist(), object) for name in persons.columns}
     return named(found, persons, where, schema.missing)
 
 

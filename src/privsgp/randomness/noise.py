@@ -152,9 +152,6 @@ class Keyed(Streams):
         super().__init__({p: hashlib.blake2b(f"privsgp 1 {p} {seed}".encode()).digest()[:32] for p in PURPOSES})
         self.seed = seed
 
-    def __repr__(self) -> str:
-        return f"Keyed(seed={self.seed})"
-
     def derived(self, purpose: str) -> Keyed:
         """Return a source of other numbers that follow from the same seed."""
         digest = hashlib.blake2b(f"privsgp 1 {purpose} of {self.seed}".encode()).digest()
@@ -208,9 +205,6 @@ class Secure(Streams):
         self._chains = {p: os.urandom(32) for p in PURPOSES}
         self._process = os.getpid()
         self._frontier: dict[str, dict[int, int]] = {}  # by purpose and node: the step after the last one drawn
-
-    def __repr__(self) -> str:
-        return "Secure(keys hidden)"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise Refused("a Secure() cannot be copied or pickled", "make a new Secure(): keys stay in one object's memory")

@@ -37,9 +37,6 @@ class PairStreams(Streams):
         self._last: dict[int, int] = {}
         self._offset = clock_offset()
 
-    def __repr__(self) -> str:
-        return "PairStreams(keys hidden)"
-
     def __reduce_ex__(self, protocol: object) -> Any:  # noqa: ANN401 - it never returns
         raise Refused("pair streams cannot be copied or pickled", "keys stay in one object's memory")
 

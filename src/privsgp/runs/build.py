@@ -138,10 +138,8 @@ def _refuse_other_unit(config: Config, problem: Problem) -> None:
 
 
 def _refuse_unbuilt(learning: Learning, device: torch.device) -> None:
-    """Refuse persons with several rows where their gradients are not built or not tested."""
-    if learning.rows == 1:
-        return
-    if not device_of(device).in_host_memory:
+    """Refuse persons with several rows where their gradients are not tested."""
+    if learning.rows > 1 and not device_of(device).in_host_memory:
         raise Refused(f"data.person on {device}", "take engine.device = 'cpu': no test has seen persons on a GPU")
 
 
