@@ -130,7 +130,7 @@ class RunView:
             ("model", "; ".join(filter(None, model))),
             *metric_rows(s),
             ("sites", ", ".join(spent) if own or s.get("sites") else ""),
-            ("gradients", s.get("gradients")),
+            ("per-sample gradients", s.get("gradients")),
             ("clip", self._clip),
             ("noise σ", span(s["sigma"])),
             ("messages", _messages(own) if "messages" in own else ""),
@@ -147,7 +147,7 @@ class RunView:
             return ""
         if (planned := (self.plan or {}).get("clip_from")) is not None:
             return str(planned)
-        return f"{clip:g} (the {'agreement' if 'site' in self.summary else 'configuration'} says so)"
+        return f"{clip:g} (set in {'the agreement' if 'site' in self.summary else 'run.toml'})"
 
     @property
     def privacy(self) -> list[str]:
@@ -274,7 +274,7 @@ def metric_rows(found: Mapping[str, Any]) -> Rows:
 
 def warning_lines(warnings: Sequence[dict[str, Any]]) -> Rows:
     """Return what people should know of peers: the peer, what it sent, and whether this site refused it."""
-    done = {True: "This site refused it", False: "This site took it"}
+    done = {True: "This site refused it", False: "This site accepted it"}
     return [(f"WARNING: {one['peer']}", f"{one['what']}. {done[one['refused']]} ({one['at']}).") for one in warnings]
 
 
@@ -284,7 +284,9 @@ def _of_budget(budget: float | None) -> str:
 
 def _messages(own: Mapping[str, Any]) -> str:
     m, refused = own["messages"], ", ".join(f"{count} × {kind}" for kind, count in own["refused"].items())
-    return f"{m['posted']} sent, {m['taken']} taken, {m['missed']} missed at a deadline; refused: {refused or 'none'}"
+    return (
+        f"{m['posted']} sent, {m['taken']} accepted, {m['missed']} missed at a deadline; refused: {refused or 'none'}"
+    )
 
 
 def clocked(virtual_seconds: float | None, steps: int) -> bool:
