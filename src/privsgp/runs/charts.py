@@ -11,10 +11,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from markupsafe import Markup
 
     from privsgp.models import Shape
     from privsgp.runs.views import RunView
