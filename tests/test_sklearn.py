@@ -64,6 +64,34 @@ def test_private_labels_are_never_counted(tmp_path):
         PrivateClassifier(out=str(tmp_path), options=SHORT).fit(x, y)
 
 
+@pytest.mark.parametrize("what", ["sites", "persons"])
+def test_a_site_or_person_for_another_number_of_rows_is_refused(what, tmp_path):
+    x, y, _ = table()
+    options = SHORT | ({"rows_per_person": 2} if what == "persons" else {})
+    made = PrivateClassifier(seed=0, out=str(tmp_path), options=options)
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        made.fit(x, y, **{what: np.repeat(["a", "b"], 2)})
+
+
+def test_survival_takes_pairs_of_a_time_and_an_event_alone(tmp_path):
+    x, _, time = table()
+    made = PrivateSurvival(bins=[0.3, 1, 3], seed=0, out=str(tmp_path), options=SHORT)
+    swapped = np.column_stack([time < 3, time])
+    structured = np.array(list(zip(time < 3, time, strict=True)), [("event", bool), ("time", float)])
+    for wrong in (swapped, structured, np.column_stack([time, time, time])):
+        with pytest.raises(Refused, match=r"pairs \(time, event\)"):
+            made.fit(x, wrong)
+
+
+def test_values_far_from_one_are_warned_of(tmp_path):
+    x, y, time = table()
+    options = {"seed": 0, "out": str(tmp_path), "options": SHORT}
+    with pytest.warns(UserWarning, match="bring it there by public numbers"):
+        PrivateRegressor(**options).fit(x, 100 + time)
+    with pytest.warns(UserWarning, match="bring it there by public numbers"):
+        PrivateClassifier(**options).fit(x + 100, y)
+
+
 def test_they_learn(tmp_path):
     x, y, time = table(600)
     out = str(tmp_path)

@@ -23,7 +23,6 @@ from privsgp.data.dataset import from_arrays, pool, with_classes, with_tests
 from privsgp.data.loading import LoadedData, by_person, read_file, read_frame
 from privsgp.data.persons import named
 from privsgp.data.samples import are_sites, pair
-from privsgp.data.schema import MISSING, Schema
 from privsgp.data.tables import Frame, is_frame
 from privsgp.errors import Refused, called_from_python
 from privsgp.features import frozen
@@ -56,6 +55,7 @@ from privsgp.transport.rendezvous import join
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from privsgp.data.schema import Schema
     from privsgp.engine.trainer import Watcher
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
@@ -390,7 +390,7 @@ def _one(
         if persons is None or isinstance(persons, str):
             remedy = "give one identifier for each row: persons=ids, or persons=[ids of node 0, ids of node 1, …]"
             raise Refused(f"persons={persons!r} names a column, and the data are arrays", remedy)
-        dataset, notes = by_person(dataset, named({"persons": persons}, d.persons, MISSING, where), d.persons)
+        dataset, notes = by_person(dataset, named({"persons": persons}, d.persons, where), d.persons)
     _say(notes)
     return LoadedData(dataset, classes, notes)
 

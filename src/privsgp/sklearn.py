@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from privsgp import models
 from privsgp.accounting.book import Book
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 _ALGORITHM = {"name": "privsgp", "steps": 100, "step_size": 0.5, "average": "tail"}
+_FAR = 10.0  # mean absolute value above which a model of this step size learns little
 _SHARE = 4  # a batch is one in so many samples of a site
 
 
@@ -68,15 +69,18 @@ class _Private(BaseEstimator):  # type: ignore[misc]
 
         """
         x, known = validate_data(self, X, y, dtype=np.float32, multi_output=True)
+        check_consistent_length(x, sites, persons)
         self._learn_form(known)
         targets = self._targets(known)
+        if max(float(np.abs(values).mean()) for values in (x, targets) if values.dtype.kind == "f") > _FAR:
+            warnings.warn("X or y is far from the range -1 … 1: bring it there by public numbers", stacklevel=2)
         given: dict[str, Any] = {"loss": self._loss, "seed": self.seed, "progress": False} | (self.options or {})
         data: Any = (x, targets)
         whose: Any = None if persons is None else np.asarray(persons).tolist()
         if sites is None:
             given["nodes"] = nodes = self.nodes
         else:
-            names = np.asarray(sites).astype(str)
+            names = column_or_1d(sites).astype(str)
             held = {str(name): np.flatnonzero(names == name) for name in np.unique(names)}
             data, nodes = {name: (x[rows], targets[rows]) for name, rows in held.items()}, len(held)
             if whose is not None:
@@ -290,6 +294,8 @@ class PrivateSurvival(_Private):
         self.bins = bins
 
     def _targets(self, y: Array) -> Array:
+        if y.dtype.names or (y.ndim > 1 and (y.shape[1] != 2 or not np.isin(y[:, 1], (0, 1)).all())):
+            raise Refused("y is no pairs (time, event)", "give an array [N, 2]: the time, and 1 for an event or else 0")
         known = np.column_stack([y, np.ones(len(y))]) if y.ndim == 1 else y
         return survival.targets(known[:, 0], known[:, 1] > 0, self.bins)
 

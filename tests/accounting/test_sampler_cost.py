@@ -11,7 +11,7 @@ import torch
 
 from privsgp.accounting import accountant, calibration, sampler_cost
 from privsgp.accounting.assumptions import assumptions
-from privsgp.accounting.compound import Anchored, Summed
+from privsgp.accounting.compound import Anchored, Composed, Summed
 from privsgp.accounting.mechanisms import Sag, Saga, SampledMean, described
 from privsgp.errors import Refused
 from privsgp.randomness import normals
@@ -51,6 +51,13 @@ def test_the_cost_grows_with_coordinates_steps_and_shifts():
     assert cost(batch=0.1).tail == math.inf  # a shift of 100 σ lies outside everything that can be drawn
     assert base.tail < 1e-8
     assert base.ratio(1e-5, 1.0) < 1e-5
+
+
+def test_a_list_of_one_mechanism_costs_as_often_as_it_counts():
+    """Found: a list with one entry cost as if it had no coordinates."""
+    three = sampler_cost.Cost.of(Composed(((RESNET, 3),)), 1000, 0.1)
+    assert three == sampler_cost.Cost.of(Composed(((RESNET, 1), (RESNET, 2))), 1000, 0.1)
+    assert three.tail > 0
 
 
 def test_a_sampler_whose_tail_exceeds_delta_has_no_bound_and_is_refused():

@@ -9,12 +9,16 @@ from hypothesis import strategies as st
 
 from privsgp.accounting.book import Records
 from privsgp.data import schema as schemas
+from privsgp.data import tables
 from privsgp.data.check import check
 from privsgp.data.dataset import from_arrays, stack
 from privsgp.data.persons import Named, PersonOptions, canonical, grouped, named
+from privsgp.data.schema import Schema
 from privsgp.errors import Refused
 from privsgp.runs import booked, budgets
 from privsgp.runs import config as configs
+
+NUMBER = {"type": "number", "range": [0, 9]}
 
 
 @pytest.mark.parametrize(
@@ -46,15 +50,30 @@ def test_other_persons_have_others(names):
     assert len({canonical(name) for name in names}) == len(names)
 
 
+@pytest.mark.parametrize(
+    "gap", ["", " ", "nan", "None", "none", "<NA>", "NaT", "\u200b", "\ufeff", "\x07", None, np.nan]
+)
+def test_rows_without_an_identifier_are_never_one_person(tmp_path, gap):
+    with pytest.raises(Refused, match="row 2: no identifier of a person"):
+        named({"p": np.array(["a", gap], object)}, PersonOptions(person="p"), "x")
+    table, schema = (
+        tmp_path / "a.csv",
+        {"target": {"column": "y", "classes": ["0", "1"]}, "columns": {"a": NUMBER, "who": {"type": "ignored"}}},
+    )
+    table.write_text(f"who,a,y\nq,1,0\n{'' if gap is None else gap},2,1\n")
+    with pytest.raises(Refused, match="row 2: no identifier of a person"):
+        tables.read(table, Schema.model_validate(schema), persons=PersonOptions(person="who", rows_per_person=2))
+
+
 def test_bytes_are_texts_and_dates_grow():
-    assert named({"p": np.array([b"7"])}, PersonOptions(person="p"), (), "x").names == ["7"]
+    assert named({"p": np.array([b"7"])}, PersonOptions(person="p"), "x").names == ["7"]
     dates = ["2026-01-31", "2025-12-31 23:59", "2026-02-01T00:00"]
     asked = PersonOptions(person="p", rows_date="d", rows_choice="latest")
-    assert named({"p": ["7"] * 3, "d": dates}, asked, (), "x").dates.argsort().tolist() == [1, 0, 2]
-    assert named({"p": ["7"] * 2, "d": np.array([3, 2.5])}, asked, (), "x").dates.tolist() == [3, 2.5]
+    assert named({"p": ["7"] * 3, "d": dates}, asked, "x").dates.argsort().tolist() == [1, 0, 2]
+    assert named({"p": ["7"] * 2, "d": np.array([3, 2.5])}, asked, "x").dates.tolist() == [3, 2.5]
     for wrong in ("31.01.2026", "", "nan"):
         with pytest.raises(Refused, match="a date is none"):
-            named({"p": ["7"], "d": [wrong]}, asked, (), "x")
+            named({"p": ["7"], "d": [wrong]}, asked, "x")
 
 
 def test_several_forms_of_an_identifier_are_one_person_and_are_reported(tmp_path):

@@ -98,6 +98,13 @@ def test_what_does_not_fit_is_refused_by_column_and_row(tmp_path, text, said):
     assert said in refused.value.what
 
 
+def test_a_target_that_a_table_lacks_cannot_be_absent(tmp_path):
+    with pytest.raises(Refused) as refused:
+        read(tmp_path, HEADER.replace("back", "gone") + ROWS)
+    assert "other names" in refused.value.remedy
+    assert "absent" not in refused.value.remedy
+
+
 def test_newlines_in_quoted_texts_do_not_shift_the_count_of_rows(tmp_path):
     with pytest.raises(Refused, match="column 'age', row 2"):
         read(tmp_path, HEADER + '"a\nb",5,5,1,no,no\nc,x,5,1,no,no\n')
@@ -259,7 +266,8 @@ def test_records_in_another_file_are_noticed(tmp_path):
 
 
 PUBLIC = "id,age,when,ward,smoker,kind,back\n" + "".join(
-    f"p{i},{20 + i},{'' if i % 9 else 2026},{'ab'[i % 2]},{'yes' if i % 3 else 'no'},{'xy'[i % 2] if i else 'NA'},{i % 2}\n"
+    f"p{i},{20 + i},{'' if i % 9 else 2026},{'ab'[i % 2]},{'yes' if i % 3 else 'no'},"
+    f"{'xy'[i % 2] if i else 'NA'},{i % 2}\n"
     for i in range(40)
 )
 

@@ -154,12 +154,35 @@ def test_a_model_whose_layers_have_rules_starts_without_the_compiler():
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
+class Doubled(nn.Linear):
+    """A subclass of a layer with a rule, and a forward of its own."""
+
+    def __init__(self):
+        super().__init__(6, 3)
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Positions(nn.Module):
+    """An embedding of positions, which are the same for all samples, as in models of Hugging Face."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions, self.layer = nn.Embedding(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.layer(x) + self.positions(torch.arange(6)[None]).mean(1)
+
+
 def test_the_way_and_its_reason_are_in_words():
     hows = {name: stack(build((RULED | UNRULED)[name]), cross_entropy, probe()).how for name in (*RULED, *UNRULED)}
     assert hows["mlp"] == "by rules"
     assert "where no rule fits: attend (MultiheadAttention), attend.out_proj (" in hows["attention"]
     assert "the model (OwnParameter)" in hows["own parameter"]
     assert hows["uses weight"].endswith("uses the weights of a layer without calling it, or changes the layer")
+    assert stack(build(Doubled), cross_entropy, probe()).how.endswith("has no rule, or is called several times")
+    assert "give each layer one row per sample" in stack(build(Positions), cross_entropy, probe()).how
 
 
 @pytest.mark.parametrize(

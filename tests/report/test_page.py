@@ -200,4 +200,7 @@ def test_a_server_is_no_graph_and_no_heading_stands_over_nothing(made):
     assert "ldp-svrg, a server, 4 sites, 3 steps" in (folder / "report.html").read_text()
     assert "exponential graph" not in (folder / "report.html").read_text()
     headings = [re.findall("<h2>(.*?)</h2>", page.page(v)) for v in (view, bare)]
-    assert headings == [["Privacy", "Charts", "Repeat it"], ["Privacy", "Repeat it"]]
+    assert headings == [
+        ["Privacy", "Model and training", "Charts", "Repeat it"],
+        ["Privacy", "Model and training", "Repeat it"],
+    ]

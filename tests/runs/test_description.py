@@ -120,6 +120,15 @@ def test_an_unknown_column_is_refused(place):
     assert (ran.code, "column height" in ran.err) == (2, True)
 
 
+@pytest.mark.parametrize("norm", ["1e200", "1e-100", "nan"])
+def test_a_norm_that_no_result_comes_from_is_refused_before_the_release(place, norm):
+    """Planted: 1e-100 spent the budget, and then failed in the regression."""
+    folder, _ = place
+    ran = describe(folder, "--epsilon", 0.5, "--moments", norm)
+    assert (ran.code, "sum.moments" in ran.err or "--moments" in ran.err) == (2, True), ran.err
+    assert not (folder / "out").exists()
+
+
 def test_extreme_values_change_no_more_than_a_cell():
     """A person far outside the public range is clipped: norms and results stay bounded."""
     columns = [Numbers("age", 0.0, 100.0, 10), Values("sex", ("F", "M"))]

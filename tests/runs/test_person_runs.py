@@ -463,7 +463,7 @@ def test_texts_of_nobody_are_refused(tmp_path, changed, data, said):
     assert said in ran.err
     short(tmp_path, {"path": "{node}.jsonl"}, *TEXTS)
     if not changed:
-        assert "column 'who' has 9 names for 19 rows" in runs.unwrapped(train(tmp_path, "rows").err)
+        assert "column 'who' has 9 different values in 19 rows" in runs.unwrapped(train(tmp_path, "rows").err)
 
 
 def test_images_belong_to_persons_by_their_names(tmp_path):

@@ -13,10 +13,13 @@ from privsgp import metrics
 from privsgp.accounting.book import Book
 from privsgp.accounting.shown import up
 from privsgp.accounting.statements import statements
+from privsgp.errors import Refused
 from privsgp.runs import booked, evaluation, problem, sums
 from privsgp.runs import config as configs
 from privsgp.runs.result import load
 from privsgp.runs.rows import labelled_rows
+from privsgp.sites import sums as between
+from privsgp.sites.run import read_own
 
 SCHEMA = """
 [target]
@@ -152,6 +155,19 @@ def test_counts_of_another_model_and_a_silent_option_are_refused(place):
     assert runs.command("evaluate", place / "run", counts, "--calibrate").code == 2
 
 
+def test_a_threshold_that_came_from_samples_is_in_no_release(place):
+    """A score of one test record was an edge of the released histogram."""
+    train(place)
+    ran = runs.command("evaluate", place / "run", place / "test-aachen.csv", "--threshold-for=sensitivity=0.9")
+    assert ran.code == 0, ran.err
+    threshold = json.loads((place / "run" / "calibration.json").read_text())["threshold"]
+    ran = evaluate(place)
+    assert (ran.code, "calibration.json is not used" in ran.err) == (0, True)
+    edges = json.loads((place / "run" / "evaluation-1" / "evaluation.json").read_text())["histogram"]["edges"]
+    assert edges == pytest.approx(np.linspace(0, 1, 11))
+    assert threshold not in edges
+
+
 def rows_of(result, path):
     x, y = labelled_rows(path, result.card)
     return result.predict_proba(x)[:, 1], y
@@ -246,6 +262,22 @@ def test_a_split_that_keeps_everybody_is_found(place, monkeypatch):
     assert ran.code == 0, ran.err
     ran = runs.command("evaluate", place / "all", place / "{site}.csv", "--private", "--set", 'data.person="row"')
     assert (ran.code, "counts persons by 'who'" in ran.err) == (2, True)
+
+
+def test_another_identifier_between_sites_is_refused(place):
+    """Planted: an evaluation that counts trained persons by another column, in which all of them look new."""
+    with_persons(place)
+    path = place / "aachen.csv"
+    head, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([f"{head},row", *(f"{line},r{i}" for i, line in enumerate(lines))]) + "\n")
+    (place / "schema.toml").write_text((place / "schema.toml").read_text() + 'row = { type = "ignored" }\n')
+    train(place, *PERSONS[:-2])
+    for who, said in (("row", "counts persons by 'who', not by 'row'"), ("who", "that a site trained on")):
+        config = configs.read(place / "run.toml", [*PERSONS[1:-2:2], f'data.person="{who}"'])
+        config = config.with_section("data", path=None, sizes=[300] * 3)
+        study, _ = between.like(config, place / "run", [300] * 3, 2.0)
+        with pytest.raises(Refused, match=said):
+            between.counted(study, 0, read_own(study, path), place / "run" / "model.safetensors", print)
 
 
 def test_a_later_split_by_another_key_adds_up(place):

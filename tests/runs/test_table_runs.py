@@ -498,7 +498,7 @@ def test_a_renamed_column_that_names_persons_is_still_named(tmp_path):
     (tmp_path / "a.dialect.toml").write_text(dialect)
     ran = runs.command(*check)
     assert ran.code == 0, ran.out
-    assert "column 'patient_id': 40 rows have 20 names" in ran.out
+    assert "column 'patient_id': 40 rows have 20 different values" in ran.out
 
 
 def test_check_lists_all_problems_at_once_with_lines_from_the_schema(tmp_path):
@@ -528,7 +528,7 @@ def test_check_lists_all_problems_at_once_with_lines_from_the_schema(tmp_path):
         "'unbekannt' is none of the classes", 'back = { "THIS SITE\'S WORD" = "no" }',
         "column 'ward': 61 of 61 values are not in the list", 'ward = { "THIS SITE\'S WORD" = "surgery" }',
         "column 'sugar': 31 of 61 values are missing", "column 'sugar': 3 values are -9", "1 rows repeat another row",
-        "column 'id': 61 rows have 40 names",
+        "column 'id': 61 rows have 40 different values",
     ]  # fmt: skip
     for one in said:
         assert one in ran.out, one

@@ -47,8 +47,8 @@ def test_the_guarantee_in_words(spent, said):
 
 
 def test_the_clip_and_its_source_are_shown(tmp_path):
-    assert dict(_of(clip=2.5).facts)["clip"] == "2.5 (the configuration says so)"
-    assert dict(_of(clip=2.5, site=OWN).facts)["clip"] == "2.5 (the agreement says so)"
+    assert dict(_of(clip=2.5).facts)["clip"] == "2.5 (set in run.toml)"
+    assert dict(_of(clip=2.5, site=OWN).facts)["clip"] == "2.5 (set in the agreement)"
     assert "clip" not in dict(_of(clip=None).facts)
     plan = {
         "algorithm": "privsgp", "steps": 5, "step_size": 0.1, "batch": 8.0, "why": "", "accountant": "certified",
@@ -65,7 +65,7 @@ def test_a_site_knows_its_own_epsilon_alone():
     assert view.privacy[0].startswith("ε = 2.5, δ = 1e-05 for each record of this site")
     facts = dict(view.facts)
     assert facts["sites"] == "basel ε = 2.5 of 3"
-    assert facts["messages"] == "7 sent, 6 taken, 1 missed at a deadline; refused: 2 × late"
+    assert facts["messages"] == "7 sent, 6 accepted, 1 missed at a deadline; refused: 2 × late"
     assert "no finite" in _of(epsilon_spent=[None, 1.0], site=OWN).privacy[0]
 
 

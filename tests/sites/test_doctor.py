@@ -483,7 +483,7 @@ def test_status_names_the_member_that_it_warns_of(three, tmp_path):
     ran = command("status", three.study, "--home", three.sites[0].home, "--out", folder.path)
     assert "WARNING: basel" in ran.out
     assert "WARNING: cork" in ran.out
-    assert "it is far away. This site took it" in unwrapped(ran.out)
+    assert "it is far away. This site accepted it" in unwrapped(ran.out)
 
 
 def entry(run, folder):

@@ -48,7 +48,7 @@ class Cost:
     @classmethod
     def of(cls, mechanism: Mechanism, steps: int, shift: float) -> Cost:
         """Return what so many releases cost whose means differ by at most `shift` σ between neighbours."""
-        if len(phases := mechanism.phases(steps)) > 1:  # log-ratios of all messages are one martingale
+        if (phases := mechanism.phases(steps)) != [(mechanism, steps)]:  # log-ratios of all messages are one martingale
             costs = [cls.of(one, count, shift) for one, count in phases]
             tail, variance, variation = (
                 math.fsum(getattr(cost, name) for cost in costs) for name in ("tail", "variance", "variation")

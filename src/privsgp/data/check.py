@@ -140,8 +140,8 @@ def _named(raw: Any, schema: Schema, path: Path, person: str | None) -> Iterator
     for own, names in () if person is not None else tables.repeating(raw, schema, used):
         name = renamed.get(own, own)
         yield Problem(
-            f"column {name!r}: {rows:,} rows have {names:,} names",
-            f"if it names persons, agree on: [data] person = {toml_value(name)}: ε is for a row, and a person's rows "
+            f"column {name!r}: {rows:,} rows have {names:,} different values",
+            f"if they name persons, agree on: [data] person = {toml_value(name)}: ε is for a row, and a person's rows "
             "add up",
             1 - names / rows,
         )

@@ -58,7 +58,7 @@ def read_images(folder: Path, options: ImageOptions) -> tuple[NDArray[np.uint8],
 def persons_of_images(folder: Path, options: ImageOptions, persons: PersonOptions) -> Named:
     """Return the persons in the names of a folder's images."""
     names = [persons.in_file_name(path.name) for path, _ in _labelled(folder, options.labels)]
-    return named({persons.person or "": names}, persons, ("",), f"{folder}, by the pattern")
+    return named({persons.person or "": names}, persons, f"{folder}, by the pattern")
 
 
 def _labelled(folder: Path, labels: list[str]) -> list[tuple[Path, int]]:

@@ -21,7 +21,6 @@ from privsgp.data.images import ImageOptions, class_folders, persons_of_images, 
 from privsgp.data.persons import Named, PersonOptions, grouped, in_forms, named
 from privsgp.data.published import PUBLISHED, data_folder
 from privsgp.data.same_records import in_common
-from privsgp.data.schema import MISSING, Schema
 from privsgp.data.tables import is_table
 from privsgp.data.text import ENDINGS as TEXTS
 from privsgp.data.text import TextOptions, read_texts
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.data.hashes import Hashes
+    from privsgp.data.schema import Schema
 
     Say = Callable[[str], None]
 
@@ -160,7 +160,7 @@ def read_arrays(path: Path, form: Form, *, labelled: bool = True, own: bool = Fa
     arrays: Any = read_npz(path, ("x", "y") if labelled else ("x",))
     if (persons := form.persons if labelled else None) is None:
         return Found(**arrays)
-    return Found(**arrays, named=named(read_npz(path, persons.columns, persons.columns), persons, MISSING, str(path)))
+    return Found(**arrays, named=named(read_npz(path, persons.columns, persons.columns), persons, str(path)))
 
 
 def _read_images(path: Path, form: Form, *, labelled: bool) -> Found:

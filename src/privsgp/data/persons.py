@@ -17,6 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from privsgp.data.dataset import Dataset, PersonRows
+from privsgp.data.schema import MISSING
 from privsgp.data.schema_text import toml_value
 from privsgp.errors import Refused
 from privsgp.options import Options, option
@@ -78,19 +79,26 @@ class Named(NamedTuple):
     weights: NDArray[np.float64] | None = None
 
 
-def named(found: Mapping[str, Any], options: PersonOptions, missing: Sequence[str], where: str) -> Named:
+def named(found: Mapping[str, Any], options: PersonOptions, where: str) -> Named:
     """Take identifiers, dates and weights from arrays by the names that `options` gives; refuse a row without one."""
-    names = [
-        value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-        for value in np.asarray(found[options.person or ""]).tolist()
-    ]
-    names = [str(value).strip() for value in names]
-    if (nobody := [i for i, name in enumerate(names) if name in missing]) != []:
-        raise nameless(f"{where}: {options.person!r}", nobody[0], len(nobody))
+    names = identifiers(np.asarray(found[options.person or ""]).tolist(), f"{where}: {options.person!r}")
     date, weight = options.rows_date, options.rows_weight
     dates = None if date is None else _numbers(found[date], f"{where}: {date!r}: a date is none", BY_DATE)
     weights = None if weight is None else _numbers(found[weight], f"{where}: {weight!r}: a weight is none", BY_WEIGHT)
     return Named(names, dates, weights)
+
+
+def identifiers(values: Sequence[object], where: str) -> list[str]:
+    """Return identifiers as texts; refuse rows without one: they would be one person."""
+    names = [str(value.decode("utf-8", "replace") if isinstance(value, bytes) else value).strip() for value in values]
+    missing = {name for name in set(names) if canonical(name) in _NOBODY}
+    if (nobody := [i for i, name in enumerate(names) if name in missing]) != []:
+        more = f" ({len(nobody)} such rows)" if len(nobody) > 1 else ""
+        raise Refused(
+            f"{where}, row {nobody[0] + 1}: no identifier of a person{more}",
+            "give each row the identifier of its person, or leave the row out",
+        )
+    return names
 
 
 def _numbers(given: Any, what: str, remedy: str) -> NDArray[np.float64]:  # noqa: ANN401 - arrays
@@ -117,8 +125,8 @@ def repeats(name: str, count: int, rows: int) -> bool:
 def warning(name: str, count: int, rows: int) -> str:
     """Say that a column may name persons, where nobody asked whose rows they are."""
     return (
-        f"column {name!r} has {count:,} names for {rows:,} rows. ε is for a row: a person with several rows "
-        f"has less protection. If it names persons, write: [data] person = {toml_value(name)}, rows_per_person = …"
+        f"column {name!r} has {count:,} different values in {rows:,} rows. ε is for a row: a person with several rows "
+        f"has less protection. If they name persons, write: [data] person = {toml_value(name)}, rows_per_person = …"
     )
 
 
@@ -137,18 +145,12 @@ def canonical(name: str) -> str:
     return format(number.normalize(), "f") if number else "0"
 
 
+_NOBODY = {canonical(word) for word in (*MISSING, "<NA>", "NaT", "#N/A", ".")}  # as programs write it
+
+
 def in_forms(count: int) -> str:
     """Say that identifiers of so many persons are written in several forms."""
     return f"the identifiers of {count:,} persons are written in several forms, like 7 and 007: each is one person"
-
-
-def nameless(where: str, row: int, count: int) -> Refused:
-    """Return the refusal of rows without an identifier."""
-    more = f" ({count} such rows)" if count > 1 else ""
-    return Refused(
-        f"{where}, row {row + 1}: no identifier of a person{more}",
-        "give each row the identifier of its person, or leave the row out",
-    )
 
 
 def grouped(dataset: Dataset, found: Named, options: PersonOptions) -> tuple[Dataset, int, int]:

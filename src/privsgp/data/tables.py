@@ -19,7 +19,7 @@ from privsgp.data import dialect as dialects
 from privsgp.data import same_records, survival
 from privsgp.data.files import Found, refuse_vast
 from privsgp.data.hashes import row_hashes
-from privsgp.data.persons import BY_DATE, BY_WEIGHT, Named, PersonOptions, nameless, repeats, warning
+from privsgp.data.persons import BY_DATE, BY_WEIGHT, Named, PersonOptions, identifiers, repeats, warning
 from privsgp.data.schema import OTHER, WORDS, Category, Number, Scaled, Schema, Survival, doubles
 from privsgp.data.schema_text import column_line, toml_key, toml_value
 from privsgp.errors import Refused
@@ -277,14 +277,14 @@ def whose(table: Any, schema: Schema, where: str, persons: PersonOptions) -> Nam
     column, date, weight = persons.person or "", persons.rows_date, persons.rows_weight
     if missing := [name for name in persons.columns if name not in table.column_names]:
         raise Refused(f"{where} has no column {_names(missing)}", "name the column as it is after the dialect")
-    names, gone = Values(table.column(column), schema, f"{where}: column {column!r}", "text").texts()
-    if gone.any():
-        raise nameless(f"{where}: column {column!r}", int(gone.argmax()), int(gone.sum()))
+    texts, gone = Values(table.column(column), schema, f"{where}: column {column!r}", "text").texts()
+    texts = ["" if missing else text for text, missing in zip(texts.to_pylist(), gone, strict=True)]
+    names = identifiers(texts, f"{where}: column {column!r}")
     dates = None if date is None else _dates(table.column(date), schema, f"{where}: column {date!r}")
     if weight is None:
-        return Named(names.to_pylist(), dates)
+        return Named(names, dates)
     values = Values(table.column(weight), schema, f"{where}: column {weight!r}", "number")
-    return Named(names.to_pylist(), dates, _all_there(values, "is no weight", BY_WEIGHT))
+    return Named(names, dates, _all_there(values, "is no weight", BY_WEIGHT))
 
 
 def _dates(column: Any, schema: Schema, where: str) -> Floats:  # noqa: ANN401 - Arrow's
@@ -319,11 +319,14 @@ def refuse_absent(table: Any, schema: Schema, where: str, *, labelled: bool = Tr
     """Refuse a table without a column that the schema uses."""
     needed, there = [*schema.encoded, *(schema.target.columns if labelled else [])], table.column_names
     if missing := [name for name in needed if name not in there]:
+        what = f"{where} has no column {_names(missing)}; it has {_names(there)}"
         remedy = (
             f'write in the dialect beside the table: [columns] "THIS SITE\'S NAME" = {toml_value(missing[0])}, and so '
-            f"on for columns with other names; absent = {toml_value(missing)} for columns that this site lacks"
+            "on for columns with other names"
         )
-        raise Refused(f"{where} has no column {_names(missing)}; it has {_names(there)}", remedy)
+        if missing := [name for name in missing if name in schema.encoded]:  # a target cannot be absent
+            remedy += f"; absent = {toml_value(missing)} for columns that this site lacks"
+        raise Refused(what, remedy)
 
 
 def refuse_unknown(table: Any, schema: Schema, where: str) -> None:  # noqa: ANN401 - Arrow's

@@ -13,7 +13,6 @@ from pydantic import Field
 
 from privsgp.data.files import Found
 from privsgp.data.persons import Named, PersonOptions, named, repeats, warning
-from privsgp.data.schema import MISSING
 from privsgp.data.tokens import VOCABULARY, hashed, pieces
 from privsgp.errors import Refused
 from privsgp.files import read_bytes
@@ -89,7 +88,7 @@ def _whose(path: Path, rows: list[dict[str, Any]], persons: PersonOptions) -> Na
     keys = persons.columns
     if missing := [key for key in keys if not any(key in row for row in rows)]:
         raise Refused(f"{path} has no {missing[0]!r}", "name the key or column as it is in the file")
-    return named({key: [str(row.get(key, "")) for row in rows] for key in keys}, persons, MISSING, str(path))
+    return named({key: [str(row.get(key, "")) for row in rows] for key in keys}, persons, str(path))
 
 
 def _repeating(rows: list[dict[str, Any]], options: TextOptions) -> Iterator[str]:

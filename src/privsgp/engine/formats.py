@@ -52,7 +52,7 @@ _Point = Annotated[list[_Part], Field(min_length=2, max_length=2)]
 _Bin = Annotated[list[float], Field(min_length=3, max_length=3)]
 
 
-class _Histogram(Calibrated):
+class _Histogram(Kept):
     edges: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=3)]
     counts: Annotated[list[list[float]], Field(min_length=2, max_length=2)]
 

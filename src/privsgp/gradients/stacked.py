@@ -132,7 +132,7 @@ def refuse_mixing(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -
         apart = float((together - alone).abs().max())
         raise Refused(
             f"the loss of a sample depends on the other samples of its batch (by {apart:.3g})",
-            "make every operation of the model and the loss act on each sample alone",
+            "make every operation of the model and the loss act on each sample alone, and change no state of a layer",
         )
 
 
@@ -140,7 +140,7 @@ def _by_rules(
     model: nn.Module, layout: Layout, loss: Loss, sample: tuple[Tensor, Tensor], names: Sequence[str]
 ) -> tuple[Ruled | Mixed | None, str]:
     """Return the gradients by the rules of these layers if they are those of plain autograd; else why they are not."""
-    why = "no rule fits a layer that is called once"
+    why = "each layer with weights has no rule, or is called several times"
     owned = [f"{name}.{p}".lstrip(".") for name in names for p in Layout.of(model.get_submodule(name)).names]
     ways: list[tuple[type[Ruled | Mixed], nn.Module]] = [(Mixed, unrolled(model))] if names else []
     if owned == list(layout.names):

@@ -129,7 +129,7 @@ class Plan:
         """Say what the clip is, and where it comes from."""
         clip = self.chosen.method.settings.clip
         if self.asked.get("clip") != "auto":
-            return f"{clip:g} (the configuration says so)"
+            return f"{clip:g} (set in run.toml)"
         median = float(self.planner.rehearsal.norms().median())
         return f"{clip:g} ({clip / median:.1f} times the median gradient norm of the rehearsed samples)"
 

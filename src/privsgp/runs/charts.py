@@ -134,7 +134,7 @@ def figures(view: RunView) -> list[Markup]:
         found += [figure(title, curves, write=write)] if curves else []
     roc, bins = ([(p[0], p[1]) for p in view.summary.get(key) or ()] for key in ("roc", "calibration"))
     if roc:
-        found.append(figure("ROC", {"model": roc, "coin": DIAGONAL}, "false positive rate", percent))
+        found.append(figure("ROC", {"model": roc, "random guess": DIAGONAL}, "false positive rate", percent))
     if len(bins) > 1:
         right = {"model": bins, "ideal": DIAGONAL}
         found.append(figure("Calibration: how often it is right", right, "confidence", percent))

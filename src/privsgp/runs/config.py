@@ -273,7 +273,9 @@ class SumSection(Options):
     columns: list[str] = option([], "description: the columns; left out: all that the schema uses")
     bins: Annotated[int, Field(ge=2, le=200)] = option(20, "description: bins of a number's public range")
     by: list[str] = option([], "description: columns by whose values the target's classes are counted too")
-    moments: Positive | None = option(None, "description: second moments of rows that are clipped to this norm")
+    moments: Annotated[float, Field(ge=0.01, le=1000)] | None = option(
+        None, "description: second moments of rows that are clipped to this norm"
+    )
     model: str | None = option(None, "evaluation: the SHA-256 of the model's file")
     run: str | None = option(None, "evaluation: the id of the run that trained the model")
 

@@ -7,6 +7,7 @@ person may have records on both sides, and if a person may be at several sites.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,8 @@ from privsgp.runs import booked, description, sums, views
 from privsgp.runs import config as configs
 from privsgp.runs.problem import Problem, unencoded
 from privsgp.runs.resolve import pooled
+from privsgp.runs.result import CALIBRATION, Result, best_model, digest, load, of_model
 from privsgp.runs.result import EVALUATION as NAME
-from privsgp.runs.result import Result, best_model, digest, load
 from privsgp.statistics.estimates import NONE, Confusion, Groups, Residuals, Scores
 from privsgp.statistics.survival import Risks
 
@@ -69,9 +70,7 @@ def on_files(run: Path, template: str, changes: Sequence[str], say: Say = print)
     config = started.with_section("data", path=str(Path(template).resolve()), test_path=None, sizes=None)
     config = configs.parse(config.model_dump(), changes, Path())
     if None not in (who := {config.data.person, started.data.person}) and len(who) > 1:
-        raise Refused(
-            f"{run} counts persons by {started.data.person!r}, not by {config.data.person!r}", "take the same"
-        )
+        raise _other_identifier(run, started.data.person, config)
     config, problem = pooled(config, unencoded(config, None, range(config.data.nodes)))
     refuse_trained(config, Folder(run).run or "", _records(problem), say)
     return _evaluated(run, config, problem, say)
@@ -93,7 +92,10 @@ def _evaluated(run: Path, config: Config, held: Problem, say: Say) -> dict[str, 
             f"a site of {run} trained without a finite ε: its counts would reveal training records",
             "evaluate a run in which every site has noise",
         )
-    model = folder.model
+    model, spent = folder.model, result.summary
+    if (run / CALIBRATION).exists():
+        say(f"{CALIBRATION} is not used: the sum is of the model itself")
+    result = dataclasses.replace(of_model(model), summary=spent)  # without calibration.json, which no ε may cover
     config = study(config, held.samples, result, model, folder.run)
     out = sums.next_folder(run, "evaluation")
     also = charged_too(config, range(len(held.parts)))
@@ -173,6 +175,20 @@ def _refuse_other_unit(config: Config, run: str) -> None:
         raise _other_terms()
 
 
+def refuse_other_identifier(config: Config) -> None:
+    """Refuse persons by another identifier than in the evaluated run at this site: trained ones would look new."""
+    for one in Book().entries():
+        if one.run != config.sum.run or config.data.person is None or config.seed is not None:
+            continue
+        person = configs.started(Folder(Path(one.folder)).config).data.person
+        if person != config.data.person:
+            raise _other_identifier(one.folder, person, config)
+
+
+def _other_identifier(run: object, person: str | None, config: Config) -> Refused:
+    return Refused(f"{run} counts persons by {person!r}, not by {config.data.person!r}", "take the same")
+
+
 def refuse_trained(config: Config, run: str, held: Sequence[Records], say: Say) -> None:
     """Refuse persons that the run trained on at any node here; report records that are equal to trained ones.
 
@@ -230,11 +246,10 @@ def layout(config: Config, result: Result) -> Layout:
         return Risks.of(asked.bins, times, at, groups, repeated=_may_repeat(schema))
     if card["classes"] != 2:
         return Confusion(card["classes"], groups)
-    threshold = 0.5 if result.calibration.threshold is None else result.calibration.threshold
     if schema is None:
-        return Scores.of(asked.bins, threshold, groups)
+        return Scores.of(asked.bins, groups=groups)
     share = None if schema.target.balance is None else schema.target.balance[1]
-    return Scores.of(asked.bins, threshold, groups, repeated=_may_repeat(schema), share=share)
+    return Scores.of(asked.bins, groups=groups, repeated=_may_repeat(schema), share=share)
 
 
 def _may_repeat(schema: Schema) -> bool:
@@ -272,8 +287,7 @@ def written(config: Config, result: Result, model: Path, total: Total, folder: P
         "curves": made.curves(total.cells, total.count, sigma) if isinstance(made, Scores | Risks) else {},
     }  # fmt: skip
     if isinstance(made, Scores):  # what `calibrate` needs: post-processing of the released counts
-        before = {"slope": result.calibration.slope, "shift": result.calibration.shift}
-        found["histogram"] = before | {"edges": list(made.edges), "counts": made.counts(total.cells).tolist()}
+        found["histogram"] = {"edges": list(made.edges), "counts": made.counts(total.cells).tolist()}
     write_json(folder / NAME, found)
     return found | {"folder": str(folder)}
 

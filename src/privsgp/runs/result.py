@@ -215,7 +215,7 @@ class Result:
             remedy = "evaluate this run first: privsgp evaluate RUN run.toml --private"
             raise Refused(f"{path} is no private evaluation of {own}", remedy)
         edges, counts = np.array(histogram["edges"]), np.array(histogram["counts"])
-        made = measures.Calibration(self.calibration.weights, histogram["slope"], histogram["shift"])
+        made = measures.Calibration(self.calibration.weights)
         shift, slope = 0.0, 1.0
         if fit and (counts.sum(1) > 0).all():
             middle, known = np.tile((edges[:-1] + edges[1:]) / 2, 2), np.repeat([0, 1], len(edges) - 1)

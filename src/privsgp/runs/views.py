@@ -246,7 +246,7 @@ def metric_rows(found: Mapping[str, Any]) -> Rows:
 
 def warning_lines(warnings: Sequence[dict[str, Any]]) -> Rows:
     """Return what people should know of peers: the peer, what it sent, and whether this site refused it."""
-    done = {True: "This site refused it", False: "This site took it"}
+    done = {True: "This site refused it", False: "This site accepted it"}
     return [(f"WARNING: {one['peer']}", f"{one['what']}. {done[one['refused']]} ({one['at']}).") for one in warnings]
 
 

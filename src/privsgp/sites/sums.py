@@ -61,6 +61,8 @@ def counted(
         parts = [side(dataset, every, asked, held_out=which) for which in (evaluates, not evaluates)]
     records, *others = booked.records_of(hashes, dataset, parts)
     run = config.sum.run or ""
+    if evaluates:
+        evaluation.refuse_other_identifier(config)
     if evaluates and others:
         evaluation.refuse_other_side(config, run, {node: records})
     elif evaluates:

@@ -24,7 +24,9 @@ class Mixed(RuledLayers):
         """Say which layers have no rule."""
         owners = {name.rpartition(".")[0] for name in self.rest}
         kinds = [f"{owner or 'the model'} ({type(self.model.get_submodule(owner)).__name__})" for owner in owners]
-        return f"by rules; by torch.func where no rule fits: {', '.join(sorted(kinds)) or 'one row per sample'}"
+        if not kinds:
+            return "by rules, inside torch.func: the model does not give each layer one row per sample"
+        return f"by rules; by torch.func where no rule fits: {', '.join(sorted(kinds))}"
 
     def substitute(self, layer: StackedLayer) -> nn.Module:
         """Return what brings all samples together for the rule."""
