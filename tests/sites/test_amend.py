@@ -10,7 +10,7 @@ import jsonschema
 import numpy as np
 import pytest
 import yaml
-from consortium import digits, free_ports
+from consortium import Consortium, digits, free_ports
 from safetensors.numpy import load_file
 
 from privsgp import data
@@ -213,6 +213,44 @@ def amended_by_hand(c, *, settings=(), **values):
     config = configs.parse(c.agreement.config.model_dump(), ["privacy.epsilon=5.0", "privacy.sigma=", *settings])
     like = data.load(str(c.files[0]), classes=10)
     return propose(config, cards, like, name="next", limits=c.agreement.limits, continues=continues)
+
+
+def test_what_a_graphics_card_rounds_by_counts_in_the_ended_run(three):
+    """Its sites may have clipped with TF32, whatever the new run is made on."""
+    made = amended_by_hand(three, settings=["privacy.epsilon=9.0"])
+    mechanism = made.spec(data.load(str(three.files[0]), classes=10), 0).protection.mechanisms[0]
+    ((earlier, _),) = mechanism.earlier
+    assert earlier.kappa >= 2.0**-8 > mechanism.kappa
+
+
+TRUSTED = {  # of the new run: what is trusted, whose key is new, and how many of the ended run are honest by it
+    "all": ("pairwise", 4, (), 3),
+    "fewer": ("pairwise", 2, (), 2),
+    "nobody": ("independent", None, (), 1),
+    "all, one of whom is new": ("pairwise", 4, (3,), 3),
+    "three, one of whom is new": ("pairwise", 3, (3,), 2),
+}
+
+
+@pytest.mark.parametrize("what", TRUSTED)
+def test_the_ended_run_is_counted_by_the_trust_that_the_new_run_names(tmp_path, what):
+    """Of the sites that the new run takes to be honest, those that it has added were not in the ended run."""
+    noise, honest, added, implied = TRUSTED[what]
+    c = Consortium.make(tmp_path / "c", sizes=[90] * 4, **PAIRED)
+    trusted = [f"privacy.noise={noise}", f"privacy.honest={honest or ''}", "privacy.epsilon=22.0"]
+    trusted += [] if honest else ["privacy.pair_ratio="]
+    for i in added:
+        c.sites[i] = Site.create(tmp_path / f"home-{i}", c.sites[i].name, address=c.sites[i].card.address)
+    nodes = [None if i in added else i for i in range(4)]
+    made = amended_by_hand(
+        c, settings=trusted, nodes=nodes, releases=[0 if i in added else 3 for i in range(4)],
+        signatures=[c.agreement.sign(Site(c.folder / f"home-{name}")) for name in ("aachen", "basel", "cork", "delft")],
+    )  # fmt: skip
+    noise = PairwiseCovariance(tuple(c.agreement.shared_noise.own), c.agreement.shared_noise.pair)
+    mechanism = made.spec(data.load(str(c.files[0]), classes=10), 0).protection.mechanisms[0]
+    ((earlier, count),) = mechanism.earlier
+    assert (earlier.honest, earlier.sigma, count) == (implied, noise.effective(implied)[0], 3)
+    assert (f"if {implied} of its 4 sites" in continuing.counted_lines(made)[0]) == (implied > 1)
 
 
 FORGED = {

@@ -121,8 +121,8 @@ def calibrate_nodes(
     All of it follows from public numbers: each of several processes does it for all nodes. `releases` are K_i where
     nodes release unequally often; else each does at every step. `coordinates` is the length of a message. `agreed` are
     the σ_i, and what shared noise is made of, where sites have settled them: each checks its own. `earlier` returns a
-    node's mechanism counted together with what it released in runs that this one continues, of which at most so many
-    nodes were honest.
+    node's mechanism counted together with what it released in runs that this one continues, if so many of this run's
+    nodes are honest.
     """
     algorithm, p, n = ALGORITHMS[config.algorithm.name], config.privacy, len(samples)
     deltas = per_node(p.delta, n)
@@ -140,7 +140,7 @@ def calibrate_nodes(
         mechanisms = [Shared(m, config.honest, n - 1) for m in mechanisms]
 
     shown = shared_noise.correlation(config, samples) if config.pairwise else 1.0
-    mechanisms = [by_person(config, earlier(i, m, n), samples, shown) for i, m in enumerate(mechanisms)]
+    mechanisms = [by_person(config, earlier(i, m, config.trusted), samples, shown) for i, m in enumerate(mechanisms)]
     if allowance is not None:
         known = [] if agreed is None else agreed["sigma"]
         if config.pairwise and len(set(known)) > 1:  # some have more noise than they need: it follows from all needs
@@ -157,7 +157,7 @@ def calibrate_nodes(
         shared = [Shared(m, config.honest, n - 1, least) for m in bases]
         shifts = [m.largest_shift for m in shared]
         shown = covariance.correlation(config.honest, shifts)
-        mechanisms = [by_person(config, earlier(i, m, n), samples, shown) for i, m in enumerate(shared)]
+        mechanisms = [by_person(config, earlier(i, m, config.honest), samples, shown) for i, m in enumerate(shared)]
         curve = functools.partial(_curve, config, samples, covariance, shared, deltas, earlier)
 
     def epsilon(node: int, releases: int) -> float:

@@ -548,6 +548,11 @@ class Config(Options):
         return ratio
 
     @property
+    def trusted(self) -> int:
+        """How many nodes have to be honest for ε to hold: without shared noise the node alone."""
+        return self.honest if self.pairwise else 1
+
+    @property
     def test_is_public(self) -> bool:
         """Whether metrics on test data may be told to peers and stand in what a run leaves for others.
 

@@ -238,8 +238,7 @@ class Agreement(Study):
             raise refused(f"algorithms = {policy.algorithms}, and the agreement's is {name!r}")
         if policy.fewest is not None and self.limits.fewest < policy.fewest:
             raise refused(f"fewest = {policy.fewest}, and the agreement continues with {self.limits.fewest} sites")
-        honest = [one.honest for one in continuing.phases(self, node) if one.shared is not None]
-        if policy.most_honest is not None and (most := max([self.honest or 1, *honest])) > policy.most_honest:
+        if policy.most_honest is not None and (most := self.honest or 1) > policy.most_honest:
             raise refused(f"honest = {policy.most_honest}, and ε of the agreement holds if {most} sites are honest")
         for other, card in enumerate(self.roster) if policy.peers is not None else ():
             if other != node and card.fingerprint not in (policy.peers or ()):

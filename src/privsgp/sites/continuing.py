@@ -28,15 +28,17 @@ if TYPE_CHECKING:
     Fault = tuple[bool, str, str]
 
 _ASK = "ask for a study that `privsgp agree amend` wrote"
+_SLACK = 2.0**-8  # κ of the coarsest device: the ended run may have been on it
 _MAY_CHANGE = {"nodes", "sizes", "sites", "partition"}  # of [data]
 
 
 @dataclass(frozen=True)
-class Phase:
+class _Phase:
     """The releases of one node in a run that has ended, as all sites agreed on that run.
 
     `shared` is its pairwise noise, if any: each node's own variances, and that of a pair. `honest` is how many of its
-    nodes are taken to be honest, this one included: 1 where another site may know the node's pair secrets.
+    nodes are taken to be honest at most, this one included: 1 where another site may know the node's pair secrets.
+    `members` are its sites' identities.
     """
 
     config: Config
@@ -46,9 +48,18 @@ class Phase:
     node: int
     releases: int
     honest: int
+    members: frozenset[str]
 
-    def mechanism(self, slack: float, coordinates: int, honest: int) -> Mechanism:
-        """Return what was released, if at most `honest` nodes were honest.
+    def implied_honest(self, study: Study, honest: int) -> int:
+        """Return how many nodes of the ended run are honest if so many sites of a study are, whichever these are.
+
+        Sites that the study has added were not there.
+        """
+        added = sum(card.identity not in self.members for card in study.roster)
+        return max(1, min(self.honest, honest - added))
+
+    def mechanism(self, slack: float, coordinates: int, h: int) -> Mechanism:
+        """Return what was released, if h nodes were honest.
 
         Guarantee: as `PairwiseCovariance.effective`, for every set of so many honest nodes of that run.
         """
@@ -62,7 +73,6 @@ class Phase:
         weights = node_weights(c.algorithm.weights, self.samples, self.sigma, shared=True)
         own, pair = self.shared
         noise = PairwiseCovariance(tuple(own), pair, None if weights is None else tuple(weights))
-        h = min(self.honest, honest)
         return Shared(made.with_sigma(noise.effective(h)[i]), h, noise.nodes - 1, min(noise.own_sigma))
 
 
@@ -71,14 +81,18 @@ def earlier(study: Study, config: Config) -> Earlier:
     each = [phases(study, node) if config.private else [] for node in range(len(study.roster))]
 
     def counted_with(node: int, mechanism: Mechanism, honest: int) -> Mechanism:
-        slack, coordinates = mechanism.kappa, mechanism.coordinates
-        known = [(one.mechanism(slack, coordinates, honest), one.releases) for one in each[node] if one.releases]
+        slack, coordinates = max(mechanism.kappa, _SLACK), mechanism.coordinates
+        known = [
+            (one.mechanism(slack, coordinates, one.implied_honest(study, honest)), one.releases)
+            for one in each[node]
+            if one.releases
+        ]
         return Continued(mechanism, tuple(known)) if known else mechanism
 
     return counted_with
 
 
-def phases(study: Study, node: int, revoked: frozenset[str] = frozenset()) -> list[Phase]:
+def phases(study: Study, node: int, revoked: frozenset[str] = frozenset()) -> list[_Phase]:
     """Return what a node released in the runs that a study continues; `revoked` are keys that were revoked later.
 
     Guarantee: a revoked key counts as dishonest in all runs, from their first steps on. For the site whose key it was
@@ -93,17 +107,20 @@ def phases(study: Study, node: int, revoked: frozenset[str] = frozenset()) -> li
     if shared is not None and ended.roster[i].identity not in revoked:
         honest = max(1, config.honest - sum(card.identity in revoked for card in ended.roster))
     noise = None if shared is None else (shared.own, shared.pair)
-    own = Phase(config, ended.samples, ended.sigma, noise, i, c.releases[node], honest)
+    members = frozenset(card.identity for card in ended.roster)
+    own = _Phase(config, ended.samples, ended.sigma, noise, i, c.releases[node], honest, members)
     return [*phases(ended, i, revoked), own]
 
 
 def counted_lines(study: Study) -> list[str]:
     """Say, of each site, what it released in the runs that a study continues, and on which trust that rests."""
+    honest = configs.parse(study.settings).trusted
     return [
         f"{card.name}: {one.releases} releases of an earlier run count too"
-        + (f", if {one.honest} of its {len(one.samples)} sites were honest" if one.shared else "")
+        + (f", if {h} of its {len(one.samples)} sites were honest" if one.shared and h > 1 else "")
         for node, card in enumerate(study.roster)
         for one in phases(study, node)
+        for h in [one.implied_honest(study, honest)]
     ]
 
 
