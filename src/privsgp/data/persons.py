@@ -49,14 +49,14 @@ class PersonOptions(Options):
         '"{person}_*.png": ε is then for a person',
     )
     rows_per_person: Annotated[int, Field(ge=1, le=MOST)] | None = option(
-        None, "m: how many rows of a person are used at most"
+        None, "m: the most rows of a person that are used"
     )
     rows_choice: Literal["random", "latest"] = option(
-        "random", "which rows of a person with more are used: by a hash of the row, or the latest by rows_date"
+        "random", "if a person has more rows, which are used: by a hash of the row, or the latest by rows_date"
     )
     rows_date: str | None = option(None, "the column with dates (2026-01-31) or numbers: the latest is the largest")
     rows_weight: str | None = option(
-        None, "the column with the weight of a row in its person's mean, above 0; left out: all rows weigh the same"
+        None, "the column with the weight of a row in its person's mean, above 0; default: all rows weigh the same"
     )
 
     @property

@@ -104,7 +104,7 @@ class Number(Scaled):
     bins: Annotated[list[Finite], Field(min_length=1, max_length=100)] | None = option(
         None, "rising public edges between the bins of model.name = 'additive'"
     )
-    missing: Finite | None = option(None, "what a missing value becomes, with an indicator; left out: it is refused")
+    missing: Finite | None = option(None, "what a missing value becomes, with an indicator; default: it is refused")
 
     @model_validator(mode="after")
     def _has_a_scale(self) -> Self:
