@@ -45,12 +45,20 @@ class PersonOptions(Options):
     """Which rows belong to one person, and which of them are used."""
 
     person: str | None = option(
-        None, "the column, or pattern of file names, that says whose row it is: ε is for a person"
+        None,
+        "the column, key or array that says whose row it is, for images a pattern of file names like "
+        '"{person}_*.png": ε is then for a person',
     )
-    rows_per_person: Annotated[int, Field(ge=1, le=MOST)] | None = option(None, "m: most rows of a person")
-    rows_choice: Literal["random", "latest"] = option("random", "which of more rows: by a hash, or by rows_date")
+    rows_per_person: Annotated[int, Field(ge=1, le=MOST)] | None = option(
+        None, "m: the most rows of a person that are used"
+    )
+    rows_choice: Literal["random", "latest"] = option(
+        "random", "if a person has more rows, which are used: by a hash of the row, or the latest by rows_date"
+    )
     rows_date: str | None = option(None, "the column with dates (2026-01-31) or numbers: the latest is the largest")
-    rows_weight: str | None = option(None, "the column with a row's weight in its person's mean; default: all alike")
+    rows_weight: str | None = option(
+        None, "the column with the weight of a row in its person's mean, above 0; default: all rows weigh the same"
+    )
 
     @property
     def columns(self) -> list[str]:

@@ -102,7 +102,7 @@ class Number(Scaled):
 
     type: Literal["number"]
     bins: _Edges | None = option(None, "rising public edges between the bins of model.name = 'additive'")
-    missing: Finite | None = option(None, "what a missing value becomes, with an indicator; left out: it is refused")
+    missing: Finite | None = option(None, "what a missing value becomes, with an indicator; default: it is refused")
 
     @model_validator(mode="after")
     def _has_a_scale(self) -> Self:

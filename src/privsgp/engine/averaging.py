@@ -25,8 +25,12 @@ _SHARE = 0.5  # of the steps, if none is given
 class FinalModel(Options):
     """Which model a run ends with."""
 
-    average: Literal["none", "tail"] = option("none", "of iterates: the model that is released")
-    average_share: Share | None = option(None, f"share of the steps of a tail average; left out: {_SHARE}")
+    average: Literal["none", "tail"] = option(
+        "none", "the released model: the last iterate, or an average of the last iterates"
+    )
+    average_share: Share | None = option(
+        None, f"share of the steps, from the end, of a tail average; default: {_SHARE}"
+    )
     final_mixing: Annotated[int, Field(ge=0)] = option(0, "rounds of mixing without gradients at the end")
 
     @model_validator(mode="after")
