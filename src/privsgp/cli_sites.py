@@ -70,11 +70,8 @@ def init(
             "--address HOST:PORT if others can dial this site, else --outbound-only",
         )
     made = Site.create(_home(home), name, address=address, listen=listen, proxy=proxy)
-    path = Path(f"{name}.card")
-    made.card.write(path)
     out.print(f"{name}: keys are in {made.home}, for you alone", soft_wrap=True)
-    out.print(f"fingerprint {made.card.fingerprint}")
-    out.print(f"next: send {path} to the site that proposes the study, and read the fingerprint out by telephone")
+    card(made.home)
 
 
 @site.command("card", **about("site card"))
@@ -83,8 +80,8 @@ def card(home: Home = None) -> None:
     found = _site(home)
     path = Path(f"{found.name}.card")
     found.card.write(path)
-    out.print(f"{path}, fingerprint {found.card.fingerprint}")
-    out.print("next: send it to the site that proposes the study, and read the fingerprint out by telephone")
+    out.print(f"fingerprint {found.card.fingerprint}")
+    out.print(f"next: send {path} to the site that proposes the study, and read the fingerprint out by telephone")
 
 
 @site.command("rotate", **about("site rotate"))
@@ -158,8 +155,7 @@ def propose(
             limits = limits.model_copy(update={"fewest": len(roster)})
         made = agreements.propose(settings, roster, samples, name=name, limits=limits, days=days, relay=carrier)
     made.write(output)
-    _show(made)
-    out.print(f"next: send {output} to all; each looks at it (agree show) and joins with its data", soft_wrap=True)
+    _proposed(made, str(output))
 
 
 @agree.command("amend", **about("agree amend"))
@@ -195,11 +191,13 @@ def amend_agreement(
     )  # fmt: skip
     with doing("calibrating the noise of every site"):
         made = amending.amend(ended, _site(home), run or ended.default_folder, wanted, output, days)
-    _show(made)
     model = f" and {output.with_suffix('.safetensors')}" if made.continues and made.continues.starts_from_model else ""
-    out.print(
-        f"next: send {output}{model} to all; each looks at it (agree show) and joins with its data", soft_wrap=True
-    )
+    _proposed(made, f"{output}{model}")
+
+
+def _proposed(agreement: Agreement, files: str) -> None:
+    _show(agreement)
+    out.print(f"next: send {files} to all; each looks at it (agree show) and joins with its data", soft_wrap=True)
 
 
 def _pairs(option: str, form: str, given: list[str] | None) -> list[tuple[str, str]]:

@@ -87,20 +87,20 @@ class _Private(BaseEstimator):  # type: ignore[misc]
                 whose = {name: np.asarray(persons)[rows].tolist() for name, rows in held.items()}
         given["privacy"] = {"epsilon": self.epsilon, "delta": self.delta} | given.get("privacy", {})
         given["algorithm"] = _ALGORITHM | {"batch": max(1, len(x) / nodes / _SHARE)} | given.get("algorithm", {})
-        self.result_ = train(
-            self._network(x.shape[1], targets), data, out=self._folder(), persons=whose, **given, **self._more()
-        )
+        classes = len(self.classes_) if isinstance(self, ClassifierMixin) else None
+        network = self._network(x.shape[1], targets, classes)
+        self.result_ = train(network, data, out=self._folder(), persons=whose, classes=classes, **given)
         self.epsilon_ = max(self.result_.summary["epsilon_spent"])
         self.statement_ = "\n".join(self.result_.view.privacy)
         if self.seed is None:
             self._warn(x)
         return self
 
-    def _network(self, features: int, targets: Array) -> nn.Module:
+    def _network(self, features: int, targets: Array, classes: int | None) -> nn.Module:
         """Return the module that was given, or one of this name."""
         if not isinstance(self.model, str):
             return self.model
-        count = models.outputs(self._loss, classes=self._more().get("classes"), target_shape=targets.shape[1:])
+        count = models.outputs(self._loss, classes=classes, target_shape=targets.shape[1:])
         return models.make(self.model, input_shape=(features,), outputs=count, seed=self.seed or 0)
 
     def _folder(self) -> Path:
@@ -127,10 +127,6 @@ class _Private(BaseEstimator):  # type: ignore[misc]
     def _targets(self, y: Array) -> Array:
         """Return targets as `train` takes them."""
         return y.astype(np.float32)
-
-    def _more(self) -> dict[str, Any]:
-        """Return what else `train` must know of the targets."""
-        return {}
 
     def _rows(self, X: ArrayLike) -> Array:
         check_is_fitted(self)
@@ -221,9 +217,6 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
             raise Refused(f"y has the label {y[unknown][0]!r}", f"the classes are {self.classes_.tolist()}")
         return np.searchsorted(self.classes_, y)
 
-    def _more(self) -> dict[str, Any]:
-        return {"classes": len(self.classes_)}
-
     def predict(self, X: ArrayLike) -> Array:
         """Return the label of each sample.
 
@@ -234,7 +227,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
             Labels [N].
 
         """
-        numbers = super().predict(X)
+        numbers = super().predict(X)  # refuses to predict before `fit`
         found: Array = self.classes_[numbers]
         return found
 

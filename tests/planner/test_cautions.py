@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from privsgp.planner.record import Expected, no_better
+from privsgp.planner.record import _Expected, no_better
 from privsgp.runs.problem import careless_delta
 
 
@@ -10,7 +10,7 @@ def test_a_delta_that_allows_publication():
 
 
 def test_signals_under_which_a_constant_guess_is_better_are_named():
-    expected = [Expected("weak", 0.7, 0.69), Expected("strong", 0.5, 0.69)]
+    expected = [_Expected("weak", 0.7, 0.69), _Expected("strong", 0.5, 0.69)]
     (said,) = no_better(expected)
     assert "may not beat the base rate" in said
     assert said.endswith("weak")

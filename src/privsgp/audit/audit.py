@@ -30,6 +30,7 @@ from privsgp.runs import build
 from privsgp.runs import problem as problems
 from privsgp.runs.budgets import declared
 from privsgp.runs.resolve import resolve
+from privsgp.runs.views import written
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,15 +53,7 @@ LARGER = 1.001  # times the declared largest shift: what rounding can explain
 BLUR = 1 / 8
 PRESENT = 3 / 4  # of the canaries that are lured: an absent one shows noise on every side, so fewer are enough
 
-ASSUMPTIONS = (
-    "made-up data of the same shape and sizes: nobody's records were used, and no ledger is charged",
-    "neighbours differ in one canary, which is zeroed out: gradient and table entry are 0 throughout",
-    "all neighbours of a node work together, see all its messages and choose all it receives",
-    "the lower bound is the ε of the declared mechanism with the least noise that the messages contradict",
-    "the audit also reads each node's draws, and what the node would send without noise",
-    "where nodes share noise: the attacker has the secrets of the worst coalition, and all that any other node added",
-    "the confidence holds for all statements about all nodes together; no alarm is no proof",
-)
+ASSUMPTIONS = tuple(written("audit.txt"))
 
 
 @contextlib.contextmanager

@@ -148,13 +148,6 @@ def _pairs(schema: Schema, pairs: Sequence[Sequence[str]], bins: int) -> list[tu
 class _Inputs(nn.Module):
     """Turns encoded rows into the inputs of every column and pair."""
 
-    at: Tensor
-    edges: Tensor
-    low: Tensor
-    high: Tensor
-    first: Tensor
-    second: Tensor
-
     def __init__(self, terms: dict[str, _Term], pairs: Sequence[tuple[str, str]]) -> None:
         super().__init__()
         every, sizes = list(terms.values()), [len(term.at) for term in terms.values()]
@@ -175,5 +168,6 @@ class _Inputs(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the inputs of rows [B, width]."""
-        own = torch.where(x[:, self.at] >= self.edges, self.high, self.low)
-        return torch.cat([own, own[:, self.first] * own[:, self.second]], 1)
+        at, edges, low, high, first, second = (buffer for _, buffer in self.named_buffers())
+        own = torch.where(x[:, at] >= edges, high, low)
+        return torch.cat([own, own[:, first] * own[:, second]], 1)

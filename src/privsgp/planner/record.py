@@ -55,7 +55,7 @@ class Source:
         return f"{self.name}, which the configuration declares public: nothing was spent"
 
 
-class Expected(NamedTuple):
+class _Expected(NamedTuple):
     """The test loss under a signal: of the planned run, of the best constant guess, and of each site alone."""
 
     signal: str
@@ -110,18 +110,18 @@ class Plan:
         return {"bytes": rounds * each, "seconds": seconds}
 
     @cached_property
-    def expected(self) -> list[Expected]:
+    def expected(self) -> list[_Expected]:
         """The planned loss of every rehearsed run."""
-        c, rehearsal, found = self.chosen, self.planner.rehearsal, list[Expected]()
+        c, rehearsal, found = self.chosen, self.planner.rehearsal, list[_Expected]()
         timed, made_up = rehearsal.loss is per_sample("survival"), self.schema and self.source.kind == "synthetic"
         losses = rehearsal.losses(self.planner.spec(c.noise, c.steps), c.distance)
         for run, loss in zip(rehearsal.runs, losses, strict=True):
             alone = [_alone(run, rows, timed=timed) for rows in self.network.samples] if made_up else ()
-            found.append(Expected(run.name, loss, _constant(run.y_test, timed=timed), alone))
+            found.append(_Expected(run.name, loss, _constant(run.y_test, timed=timed), alone))
         return found
 
     @property
-    def _with_signal(self) -> list[Expected]:
+    def _with_signal(self) -> list[_Expected]:
         return [e for e in self.expected if not e.signal.startswith(NONE.name)]
 
     @property
@@ -295,7 +295,7 @@ def _constant(targets: Tensor, *, timed: bool) -> float:
     return float(-(p[p > 0] * p[p > 0].log()).sum())
 
 
-def no_better(expected: Sequence[Expected]) -> list[str]:
+def no_better(expected: Sequence[_Expected]) -> list[str]:
     """Compare planned losses with a constant guess, under every signal."""
     above = [e.signal for e in expected if e.loss >= e.constant]
     if above and len(above) == len(expected):

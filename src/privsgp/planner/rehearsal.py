@@ -118,13 +118,9 @@ class Rehearsal:
     def test_loss(self, x: Tensor, run: int = 0) -> float:
         """Return the mean loss of a model on samples that the run has not seen: of classes the log loss."""
         samples = self.runs[run % len(self.runs)]
-        return float(self.loss(self.outputs(x, samples.x_test), samples.y_test).double().mean())
-
-    def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
-        """Return what a model makes of samples."""
         with torch.no_grad():
-            outputs: Tensor = functional_call(self.model, self.layout.views(x), (inputs,))
-        return outputs
+            outputs = functional_call(self.model, self.layout.views(x), (samples.x_test,))
+        return float(self.loss(outputs, samples.y_test).double().mean())
 
     def losses(self, spec: RehearsalSpec, distance: float) -> list[float]:
         """Return the test loss of every run, of a rehearsal of nearly this."""

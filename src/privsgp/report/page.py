@@ -8,14 +8,12 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from privsgp.accounting.shown import bound, guess, percent_up, small, up
 from privsgp.errors import Refused
 from privsgp.files import write as write_whole
 from privsgp.planner import planning
 from privsgp.runs import description, evaluation, views
-from privsgp.runs.charts import DIAGONAL, figure, figures, forest, intervals, number, percent, table
+from privsgp.runs.charts import DIAGONAL, TEMPLATES, figure, figures, forest, intervals, number, percent, table
 from privsgp.runs.result import load
 from privsgp.sites import signed as signatures
 from privsgp.statistics.moments import PATH
@@ -27,10 +25,6 @@ if TYPE_CHECKING:
 
 NAME = "report.html"
 SOON = 20_000  # releases whose ledgers are read again in about 0.3 s
-TEMPLATES = Environment(
-    loader=PackageLoader("privsgp.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-    lstrip_blocks=True, keep_trailing_newline=True,
-)  # fmt: skip
 TEMPLATES.filters |= {"bound": bound, "number": number, "percent_up": percent_up, "small": small, "up": up}
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting.shown import down
 from privsgp.files import in_units
-from privsgp.report.page import TEMPLATES, style
+from privsgp.report.page import style
+from privsgp.runs.charts import TEMPLATES
 from privsgp.runs.views import labelled, warning_lines
 from privsgp.sites import status
 from privsgp.sites.web import Answer

@@ -1,19 +1,21 @@
 """Charts of a run as HTML figures that stand on their own, for the report and for notebooks.
 
 Text and axes have the colour of the text around them. Curves differ in colour (of Okabe and Ito, for all kinds of
-colour vision) and in dashes. Below each chart is a table of its numbers. Markup comes from this file's own strings
-alone: `Markup % values` escapes what is put into them.
+colour vision) and in dashes. Below each chart is a table of its numbers. Markup comes from charts.html alone, which
+escapes what is put into it.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from markupsafe import Markup
 
     from privsgp.models import Shape
     from privsgp.runs.views import RunView
@@ -26,19 +28,12 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 14, 10, 38
 _LOOKS = (("#0072b2", "none"), ("#d55e00", "7 4"), ("#009e73", "2 4"))
 _ROW = 18  # of a level
 _MOST = 200  # points of a curve: a screen has no room for more
-_FIGURE = Markup(
-    "<figure><figcaption><strong>%s</strong>%s</figcaption>%s<details><summary>Numbers</summary>%s</details></figure>"
-)
-_SVG = Markup('<svg viewBox="0 0 %d %d" role="img" aria-label="%s" font-size="12" fill="currentColor">%s</svg>')
-_TEXT = Markup('<text x="%.1f" y="%.1f" text-anchor="%s" opacity=".7">%s</text>')
-_RULE = Markup('<line x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f" stroke="currentColor" opacity=".15"/>')
-_LINE = Markup('<polyline points="%s" fill="none" stroke="%s" stroke-width="2.2" stroke-dasharray="%s"/>')
 DIAGONAL = ((0.0, 0.0), (1.0, 1.0))
-_DOT = Markup('<circle cx="%.1f" cy="%.1f" r="3" fill="%s"/>')
-_KEY = Markup(
-    ' <span><svg width="28" height="8" style="display:inline;width:28px">'
-    '<path d="M0 4H28" stroke="%s" stroke-width="3" stroke-dasharray="%s"/></svg> %s</span>'
-)
+TEMPLATES = Environment(
+    loader=PackageLoader("privsgp.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+    lstrip_blocks=True, keep_trailing_newline=True,
+)  # fmt: skip
+_PARTS: Any = TEMPLATES.get_template("charts.html").module
 
 
 def number(value: float) -> str:
@@ -53,13 +48,8 @@ def percent(value: float) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
     """Return a table whose first column names its rows."""
-    top = Markup().join(Markup('<th scope="col">%s</th>') % cell for cell in head)
-    body = Markup().join(
-        Markup('<tr><th scope="row">%s</th>%s</tr>')
-        % (row[0], Markup().join(Markup("<td>%s</td>") % cell for cell in row[1:]))
-        for row in rows
-    )
-    return Markup('<div class="scroll"><table><thead><tr>%s</tr></thead><tbody>%s</tbody></table></div>') % (top, body)
+    made: Markup = _PARTS.table(head, rows)
+    return made
 
 
 def ticks(values: Sequence[float]) -> list[float]:
@@ -81,28 +71,29 @@ def _position(value: float, on: Sequence[float], start: float, end: float) -> fl
 def figure(title: str, series: Mapping[str, Points], x_label: str = "step", write: Write = number) -> Markup:
     """Return curves by their names: the drawing, a legend, and the numbers."""
     lines = {name: points[::-1][:: math.ceil(len(points) / _MOST)][::-1] for name, points in series.items()}
-    keys = [_KEY % (*_LOOKS[i], name) for i, name in enumerate(lines)]
+    keys = [(*_LOOKS[i], name) for i, name in enumerate(lines)]
     data = "; ".join(f"{name}: {write(p[0][1])} at first, {write(p[-1][1])} at last" for name, p in series.items())
     known = [dict(points) for points in lines.values()]
     rows = [[number(x), *(write(of[x]) if x in of else "" for of in known)] for x in sorted(set().union(*known))]
-    drawing = _SVG % (WIDTH, HEIGHT, f"{title}. {data}", _drawing(lines, x_label, write))
-    return _FIGURE % (title, Markup().join(keys), drawing, table([x_label, *lines], rows))
+    parts = _drawing(lines, x_label, write)
+    made: Markup = _PARTS.figure(title, keys, WIDTH, HEIGHT, f"{title}. {data}", parts, [x_label, *lines], rows)
+    return made
 
 
-def _drawing(lines: Mapping[str, Points], x_label: str, write: Write) -> Markup:
+def _drawing(lines: Mapping[str, Points], x_label: str, write: Write) -> list[Markup]:
     xs, ys = ([point[i] for points in lines.values() for point in points] for i in (0, 1))
     xs, ys = ticks([0.0, *xs]), ticks(ys)
     left, right, bottom = _LEFT, WIDTH - _RIGHT, HEIGHT - _BOTTOM
-    parts = [_TEXT % ((left + right) / 2, HEIGHT - 4, "middle", x_label)]
+    parts = [_PARTS.text((left + right) / 2, HEIGHT - 4, "middle", x_label)]
     for t in ys:
         y = _position(t, ys, bottom, _TOP)
-        parts += [_RULE % (left, right, y, y), _TEXT % (left - 7, y + 4, "end", write(t).replace(".0 %", " %"))]
-    parts += [_TEXT % (_position(t, xs, left, right), bottom + 17, "middle", number(t)) for t in xs]
+        parts += [_PARTS.rule(left, right, y, y), _PARTS.text(left - 7, y + 4, "end", write(t).replace(".0 %", " %"))]
+    parts += [_PARTS.text(_position(t, xs, left, right), bottom + 17, "middle", number(t)) for t in xs]
     for (colour, dashes), points in zip(_LOOKS, lines.values(), strict=False):
         line = [(_position(a, xs, left, right), _position(b, ys, bottom, _TOP)) for a, b in points]
-        parts.append(_LINE % (" ".join(f"{a:.1f},{b:.1f}" for a, b in line), colour, dashes))
-        parts.append(_DOT % (*line[-1], colour))
-    return Markup().join(parts)
+        parts.append(_PARTS.line(line, colour, dashes))
+        parts.append(_PARTS.dot(*line[-1], colour))
+    return parts
 
 
 def forest(shape: Shape) -> Markup:
@@ -116,17 +107,18 @@ def intervals(title: str, rows: Sequence[tuple[str, float, float, float]], what:
     """Return a row for each (label, value, low, high): a dot on its interval."""
     xs = ticks([end for _, *ends in rows for end in ends])
     left, right, bottom = WIDTH * 0.36, WIDTH - _RIGHT, _TOP + len(rows) * _ROW
-    parts = [_TEXT % ((left + right) / 2, bottom + _BOTTOM - 4, "middle", what)]
+    parts = [_PARTS.text((left + right) / 2, bottom + _BOTTOM - 4, "middle", what)]
     for t in xs:
         x = _position(t, xs, left, right)
-        parts += [_RULE % (x, x, _TOP, bottom), _TEXT % (x, bottom + 17, "middle", number(t))]
+        parts += [_PARTS.rule(x, x, _TOP, bottom), _PARTS.text(x, bottom + 17, "middle", number(t))]
     for i, (label, *band) in enumerate(rows):
         (x, low, high), y = (_position(end, xs, left, right) for end in band), _TOP + (i + 0.5) * _ROW
-        parts += [_TEXT % (left - 7, y + 4, "end", label[:24]), _DOT % (x, y, _LOOKS[0][0])]
-        parts.append(_LINE % (f"{low:.1f},{y:.1f} {high:.1f},{y:.1f}", _LOOKS[0][0], "none"))
+        parts += [_PARTS.text(left - 7, y + 4, "end", label[:24]), _PARTS.dot(x, y, _LOOKS[0][0])]
+        parts.append(_PARTS.line([(low, y), (high, y)], *_LOOKS[0]))
     data = [[label, write(value), f"{write(low)} to {write(high)}"] for label, value, low, high in rows]
-    drawing = _SVG % (WIDTH, bottom + _BOTTOM, f"{title}: {what} of each level", Markup().join(parts))
-    return _FIGURE % (title, "", drawing, table(["level", what, "95 % interval"], data))
+    label, head = f"{title}: {what} of each level", ["level", what, "95 % interval"]
+    made: Markup = _PARTS.figure(title, [], WIDTH, bottom + _BOTTOM, label, parts, head, data)
+    return made
 
 
 def figures(view: RunView) -> list[Markup]:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from markupsafe import Markup
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -323,14 +322,10 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return the table and the charts that a notebook shows."""
-        row = Markup(
-            '<tr><th style="text-align:left">%s</th><td style="text-align:left;white-space:pre-wrap">%s</td></tr>'
-        )
-        rows = Markup().join(row % pair for pair in self.view.facts)
         shapes = self.shapes() if self.card["model"]["name"] == "additive" else []
-        drawn = Markup().join([*charts.figures(self.view), *map(charts.forest, shapes)])
-        page = Markup('<table><caption>%s</caption>%s</table><div style="max-width:30em">%s</div>')
-        return str(page % (self.summary["name"], rows, drawn))
+        drawn, view = [*charts.figures(self.view), *map(charts.forest, shapes)], self.view
+        page = charts.TEMPLATES.get_template("notebook.html")
+        return page.render(name=view.summary["name"], facts=view.facts, charts=drawn)
 
 
 def _aim(text: str) -> tuple[str, float]:

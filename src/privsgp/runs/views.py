@@ -118,36 +118,8 @@ class RunView:
     @property
     def numbers(self) -> Rows:
         """Return label and value of what the run is, its metrics beside those of a guess, and what it took."""
-        s, own = self.summary, self.summary.get("site") or {}
-        alone = s["graph"] == "alone" and s["nodes"] > 1
-        whose = "each site's own; metrics are means" if alone else "average of the sites' models"
-        model = ["this site's own" if own else whose, s.get("model"), s.get("pretraining")]
-        spent = [f"{one.name} ε = {bound(one.epsilon)}{_of_budget(one.budget)}" for one in self.sites]
-        clock = f"; {s['virtual_seconds']:.4g} virtual s" if clocked(s["virtual_seconds"], s["steps"]) else ""
-        faults = ", ".join(f"{key} {value}" for key, value in (s.get("faults") or {}).items())
-        rows = [
-            ("run", self.what),
-            ("model", "; ".join(filter(None, model))),
-            *metric_rows(s),
-            ("sites", ", ".join(spent) if own or s.get("sites") else ""),
-            ("per-sample gradients", s.get("gradients")),
-            ("clip", self._clip),
-            ("noise σ", span(s["sigma"])),
-            ("messages", _messages(own) if "messages" in own else ""),
-            ("simulated faults", faults),
-            ("time", f"{s['seconds']:.1f} s{clock}"),
-            ("sent", f"{in_units(s['bytes_sent'])} by {'this site' if own else 'all sites'}"),
-        ]
-        return [(label, value) for label, value in rows if value]
-
-    @property
-    def _clip(self) -> str:
-        """The largest norm of a gradient, and where it came from."""
-        if (clip := self.summary.get("clip")) is None:
-            return ""
-        if (planned := (self.plan or {}).get("clip_from")) is not None:
-            return str(planned)
-        return f"{clip:g} (set in {'the agreement' if 'site' in self.summary else 'run.toml'})"
+        metrics = metric_rows(self.summary)
+        return labelled("run.txt", view=self, metrics=metrics, clocked=clocked, in_units=in_units)
 
     @property
     def privacy(self) -> list[str]:
@@ -187,7 +159,7 @@ def labelled(name: str, **values: Any) -> Rows:  # noqa: ANN401 - whatever the t
         else:
             label, _, value = line.partition(": ")
             rows.append((label, value))
-    return rows
+    return [(label, value) for label, value in rows if value]
 
 
 def of(summary: Mapping[str, Any], folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> RunView:
@@ -276,17 +248,6 @@ def warning_lines(warnings: Sequence[dict[str, Any]]) -> Rows:
     """Return what people should know of peers: the peer, what it sent, and whether this site refused it."""
     done = {True: "This site refused it", False: "This site accepted it"}
     return [(f"WARNING: {one['peer']}", f"{one['what']}. {done[one['refused']]} ({one['at']}).") for one in warnings]
-
-
-def _of_budget(budget: float | None) -> str:
-    return "" if budget is None else f" of {up(budget)}"
-
-
-def _messages(own: Mapping[str, Any]) -> str:
-    m, refused = own["messages"], ", ".join(f"{count} × {kind}" for kind, count in own["refused"].items())
-    return (
-        f"{m['posted']} sent, {m['taken']} accepted, {m['missed']} missed at a deadline; refused: {refused or 'none'}"
-    )
 
 
 def clocked(virtual_seconds: float | None, steps: int) -> bool:

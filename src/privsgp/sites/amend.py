@@ -6,6 +6,7 @@ run at a site for good, before the site signs the new one.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -152,11 +153,8 @@ def _charged(files: Folder, node: int, *, close: bool = False) -> int:
 
 def _newest(ended: Agreement, node: int, files: Folder) -> int:
     """Return how many steps any site has made, as far as this site knows."""
-    store = Store(ended, node, files.path / "private" / "state.sqlite")
-    try:
+    with closing(Store(ended, node, files.path / "private" / "state.sqlite")) as store:
         return max((one.header.step + 1 for one in (*store.seen.values(), *store.heard.values())), default=0)
-    finally:
-        store.close()
 
 
 def _start(ended: Agreement, files: Folder) -> tuple[Layout, Any] | None:

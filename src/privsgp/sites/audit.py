@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting.chain import Chain, replay
@@ -55,12 +56,9 @@ class Audit:
             line = {"at": when, "kind": kind, "peer": peer, "what": what, "count": count} | more
             self._name(line)
             try:
-                chain = Chain.open(self.path, lambda _line: None)
-                try:
+                with closing(Chain.open(self.path, lambda _line: None)) as chain:
                     chain.write(line)
                     chain.sync()
-                finally:
-                    chain.close()
             except (Refused, OSError) as error:  # a full disk: the run goes on, or says so itself
                 _LOG.warning("%s; not written down: %s of %s", error, kind, peer)
 
@@ -86,7 +84,5 @@ class Audit:
     def counts(self) -> dict[str, int]:
         """Return how often each kind was refused since this process began."""
         with self._lock:
-            found: Counter[str] = Counter()
-            for (kind, _), count in self._counts.items():
-                found[kind] += count
-            return {kind: count for kind, count in found.items() if kind != _LET_IN}
+            kinds = dict.fromkeys(kind for kind, _ in self._counts if kind != _LET_IN)
+            return {one: sum(n for (kind, _), n in self._counts.items() if kind == one) for one in kinds}

@@ -33,7 +33,7 @@ _MAY_CHANGE = {"nodes", "sizes", "sites", "partition"}  # of [data]
 
 
 @dataclass(frozen=True)
-class Phase:
+class _Phase:
     """The releases of one node in a run that has ended, as all sites agreed on that run.
 
     `shared` is its pairwise noise, if any: each node's own variances, and that of a pair. `honest` is how many of its
@@ -92,7 +92,7 @@ def earlier(study: Study, config: Config) -> Earlier:
     return counted_with
 
 
-def phases(study: Study, node: int, revoked: frozenset[str] = frozenset()) -> list[Phase]:
+def phases(study: Study, node: int, revoked: frozenset[str] = frozenset()) -> list[_Phase]:
     """Return what a node released in the runs that a study continues; `revoked` are keys that were revoked later.
 
     Guarantee: a revoked key counts as dishonest in all runs, from their first steps on. For the site whose key it was
@@ -108,7 +108,7 @@ def phases(study: Study, node: int, revoked: frozenset[str] = frozenset()) -> li
         honest = max(1, config.honest - sum(card.identity in revoked for card in ended.roster))
     noise = None if shared is None else (shared.own, shared.pair)
     members = frozenset(card.identity for card in ended.roster)
-    own = Phase(config, ended.samples, ended.sigma, noise, i, c.releases[node], honest, members)
+    own = _Phase(config, ended.samples, ended.sigma, noise, i, c.releases[node], honest, members)
     return [*phases(ended, i, revoked), own]
 
 

@@ -70,7 +70,7 @@ def _read(folder: Path) -> list[_One]:
         raise Refused(f"{path}: {fault(error)}", "it is damaged: restore it from a copy") from error
 
 
-class Signed(NamedTuple):
+class _Signed(NamedTuple):
     """A study and its signatures."""
 
     study: Study
@@ -87,7 +87,7 @@ class Signed(NamedTuple):
         return f"agreement {self.study.run}, signed by {', '.join(signed) or 'nobody'}{without}"
 
 
-def read(folder: Path) -> Signed | None:
+def read(folder: Path) -> _Signed | None:
     """Return who agreed to the run in a folder; None where it is no run between sites."""
     path = folder / "agreement.study"
     if not path.exists():
@@ -99,4 +99,4 @@ def read(folder: Path) -> Signed | None:
     known = [(node, card, found.get(card.identity)) for node, card in enumerate(study.roster)]
     signed = [one is not None and study.signed_by(node, one.signature or "") for node, _, one in known]
     has_left = [one is not None and one.left is not None and one.left.is_of(card, study.run) for _, card, one in known]
-    return Signed(study, signed, has_left)
+    return _Signed(study, signed, has_left)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from privsgp.statistics.estimates import PLACE, Estimate, Z, estimate
+from privsgp.statistics.estimates import PLACE, Estimate, Z, estimate, one_cell
 from privsgp.statistics.moments import Moments
 from privsgp.statistics.survival import Times
 
@@ -43,9 +43,7 @@ class Values:
 
     def rows(self, codes: NDArray[np.int64], missing: NDArray[np.bool_]) -> Array:
         """Return each row's block, from the number of its value."""
-        made = np.zeros((len(codes), self.length))
-        made[np.arange(len(codes)), np.where(missing, len(self.values), codes)] = 1
-        return made
+        return one_cell(np.where(missing, len(self.values), codes), self.length)
 
     def described(self, cells: Array, persons: int, sigma: float) -> dict[str, Any]:
         """Return the share of each value and of missing ones."""
@@ -81,9 +79,8 @@ class Numbers:
     def rows(self, values: Array, missing: NDArray[np.bool_]) -> Array:
         """Return each row's block, from its number."""
         scaled = np.where(missing, 0.0, (np.clip(values, self.low, self.high) - self.low) / self._width)
-        at, made = np.minimum(scaled.astype(np.int64), self.bins - 1), np.zeros((len(values), self.length))
-        each = np.arange(len(values))
-        made[each, np.where(missing, self.bins, at)] = 1
+        at = np.minimum(scaled.astype(np.int64), self.bins - 1)
+        made = one_cell(np.where(missing, self.bins, at), self.length)
         made[:, -1] = np.where(missing, 0.0, PLACE * (scaled - at))
         return made
 

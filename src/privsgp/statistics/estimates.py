@@ -290,6 +290,13 @@ def _auc(h: Tensor) -> Tensor:
     return (yes * (no.cumsum(0) - no / 2)).sum() / (yes.sum() * no.sum()) + _within(h)
 
 
+def one_cell(at: NDArray[np.int64], cells: int) -> Array:
+    """Return vectors of so many cells: a 1 at one place of each."""
+    made = np.zeros((len(at), cells))
+    made[np.arange(len(at)), at] = 1
+    return made
+
+
 @dataclass(frozen=True)
 class Confusion:
     """Several classes: the true class × the class that is said × group."""
@@ -305,9 +312,7 @@ class Confusion:
 
     def rows(self, predicted: NDArray[np.int64], y: NDArray[np.int64], group: NDArray[np.int64]) -> Array:
         """Return each row's vector."""
-        made = np.zeros((len(y), self.length))
-        made[np.arange(len(y)), (group * self.classes + y) * self.classes + predicted] = 1
-        return made
+        return one_cell((group * self.classes + y) * self.classes + predicted, self.length)
 
     def estimates(self, cells: Array, persons: int, sigma: float) -> list[Estimate]:
         """Return the accuracy of each group, and how many of each class are recognised."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from privsgp.data.survival import decoded
-from privsgp.statistics.estimates import NONE, PLACE, Groups, Scores, by_slope, estimate, powers, unordered
+from privsgp.statistics.estimates import NONE, PLACE, Groups, Scores, by_slope, estimate, one_cell, powers, unordered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,9 +80,7 @@ class Times:
 
     def rows(self, cells: NDArray[np.int64], group: NDArray[np.int64]) -> Array:
         """Return each row's block."""
-        made = np.zeros((len(cells), self.length))
-        made[np.arange(len(cells)), group * self._each + cells] = 1
-        return made
+        return one_cell(group * self._each + cells, self.length)
 
     def described(self, cells: Array, persons: int, sigma: float) -> dict[str, Any]:
         """Return the Kaplan–Meier curve of each group."""
