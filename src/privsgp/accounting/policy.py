@@ -94,6 +94,16 @@ def refuse_spending(
         )
 
 
+def refuse_run(policy: Policy, *, algorithm: str, weights: int, honest: int) -> None:
+    """Refuse a run whose method, model or trust the policy does not allow; `honest` sites must be for its ε to hold."""
+    if policy.weights is not None and weights > policy.weights:
+        raise refused(f"weights = {policy.weights:,}, and the model has {weights:,}")
+    if policy.algorithms is not None and algorithm not in policy.algorithms:
+        raise refused(f"algorithms = {policy.algorithms}, and the run's is {algorithm!r}")
+    if policy.most_honest is not None and honest > policy.most_honest:
+        raise refused(f"honest = {policy.most_honest}, and ε of the run holds if {honest} sites are honest")
+
+
 def refused(what: str) -> Refused:
     """Return the refusal of something that the policy does not allow."""
     return Refused(f"policy.toml: {what}", "nothing was sent: ask for another agreement, or for another policy")

@@ -245,6 +245,9 @@ def refuse_coarser(spec: RunSpec) -> None:
         raise Refused(what, "do not change torch.backends.*.allow_tf32 between the preparation and the end of a run")
     if spec.simulation:
         return
+    if torch.is_anomaly_enabled():
+        what = "torch.autograd.set_detect_anomaly is on: a record whose gradient is not finite would end the run"
+        raise Refused(what, "switch it off")
     if emulated := device_of(spec.device).emulates_float64:
         raise Refused(f"{emulated} = {os.environ[emulated]!r}: cuBLAS may emulate float64", "leave it unset")
     coarse = device_of(spec.device).coarsens_float32

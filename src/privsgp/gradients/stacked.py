@@ -21,7 +21,7 @@ from privsgp.errors import Refused
 from privsgp.gradients.layout import Layout
 from privsgp.gradients.per_sample import PerSample, Plain
 from privsgp.gradients.rules.mixed import Mixed
-from privsgp.gradients.rules.ruled import Ruled, called_once
+from privsgp.gradients.rules.ruled import Ruled, called_once, keeps_rows
 from privsgp.gradients.unrolled import unrolled
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def stack(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor], *, rules:
     try:
         functional.mapped(functional.loss, *few)
         if found is not None:
+            found(*few)
             return found
         functional(*few)  # the first gradient loads torch's compiler: a second
     except Refused:
@@ -114,9 +115,19 @@ def _mixing(layer: nn.Module) -> tuple[str, str] | None:
 def refuse_mixing(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -> None:
     """Compare each sample's loss in a batch with the sample alone (this catches `x.mean(0)` in user code).
 
-    Guarantee: none beyond the probe; a module that mixes samples only on special inputs is not noticed.
+    Guarantee: none beyond the probe; a module that mixes samples only on special inputs is not noticed. Gradients do
+    not rest on it where code of the user's sees one sample at a time.
     """
     probe = copy.deepcopy(model).double()
+    _compare(probe, loss, sample)
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in probe.parameters():  # a layer that starts at zero would hide what is before it
+            p.add_(0.1 * torch.randn(p.shape, generator=random, dtype=p.dtype).to(p.device))
+    _compare(probe, loss, sample)
+
+
+def _compare(probe: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -> None:
     inputs, targets = (_real(t, torch.float64) for t in sample)
     with torch.no_grad():
         together = loss(probe(inputs), targets)
@@ -141,7 +152,7 @@ def _by_rules(
     why = "each layer with weights has no rule, or is called several times"
     owned = [f"{name}.{p}".lstrip(".") for name in names for p in Layout.of(model.get_submodule(name)).names]
     ways: list[tuple[type[Ruled | Mixed], nn.Module]] = [(Mixed, unrolled(model))] if names else []
-    if owned == list(layout.names):
+    if owned == list(layout.names) and keeps_rows(model):
         ways.insert(0, (Ruled, model))
     for kind, made in ways:
         why = _differs(kind, made, loss, sample, names)
@@ -156,7 +167,8 @@ def _differs(
     """Say how rules fail to give the gradients of one sample alone, for two different models at once, in float64."""
     double = copy.deepcopy(model).double()
     layout = Layout.of(double)
-    z = layout.flatten(double) * torch.tensor([[1.0], [0.5]], dtype=torch.float64, device=sample[0].device)
+    moved = 0.1 * torch.randn(2, layout.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z = layout.flatten(double) + moved.to(sample[0].device)  # a layer that starts at zero would hide others
     x, y = sample[0][:2], sample[1][:2]
     inputs, targets = (_real(torch.stack([t, t.flip(0)]), torch.float64) for t in (x, y))
     try:

@@ -80,7 +80,7 @@ def entries(spec: RunSpec, folder: Folder, command: str, data: str, sites: Seque
             simulation=spec.simulation,
             relation=p.relation + ("" if p.mechanisms[i].person is None else _PERSON),
             trust=spec.settings.trust,
-            epsilon=p.budgets[i],
+            epsilon=p.epsilon(i, p.allowance[i]) if p.nominal and p.allowance is not None else p.budgets[i],
             delta=p.deltas[i],
             sites=tuple(sites),
         )

@@ -152,11 +152,14 @@ def _open(
         if folder.run != number:
             what = f"{folder.path} belongs to another run than process 0's folder"
             raise Refused(what, "choose another one with {out}", out=None)
-        if spec.algorithm.private:
+        if spec.algorithm.private or not spec.simulation:  # without noise, ε has no bound: the book says so
             data = resolved.counted.data
             made = booked.entries(spec, folder, command, data.path or data.name)
             every = booked.with_others(made, records, also)
             policy = policies.read(policies.default_home() / "policy.toml")
+            if policy is not None and not spec.simulation and any(one is not None for one in records):
+                honest, weights = resolved.counted.trusted, spec.mechanisms[0].coordinates
+                policies.refuse_run(policy, algorithm=spec.algorithm.name, weights=weights, honest=honest)
             booked.enter(*every, resumed=folder.config.exists(), moved=moved, policy=policy)
 
     world.all_or_none(enter)

@@ -18,7 +18,7 @@ import numpy as np
 from privsgp import __version__, devices, features
 from privsgp.accounting import accountant
 from privsgp.accounting.book import Total
-from privsgp.accounting.policy import Policy, refuse_spending, refused
+from privsgp.accounting.policy import Policy, refuse_run, refuse_spending, refused
 from privsgp.accounting.shown import up
 from privsgp.data.dataset import PersonRows
 from privsgp.devices import chosen_device
@@ -233,14 +233,9 @@ class Agreement(Study):
                 policy, epsilon=self.epsilon[node], delta=self.delta[node], relation=self.config.privacy.relation,
                 samples=self.samples[node], before=Total(0.0, 0.0),
             )  # fmt: skip
-        if policy.weights is not None and self.weights > policy.weights:
-            raise refused(f"weights = {policy.weights:,}, and the agreement's model has {self.weights:,}")
-        if policy.algorithms is not None and (name := self.config.algorithm.name) not in policy.algorithms:
-            raise refused(f"algorithms = {policy.algorithms}, and the agreement's is {name!r}")
+        refuse_run(policy, algorithm=self.config.algorithm.name, weights=self.weights, honest=self.honest or 1)
         if policy.fewest is not None and self.limits.fewest < policy.fewest:
             raise refused(f"fewest = {policy.fewest}, and the agreement continues with {self.limits.fewest} sites")
-        if policy.most_honest is not None and (most := self.honest or 1) > policy.most_honest:
-            raise refused(f"honest = {policy.most_honest}, and ε of the agreement holds if {most} sites are honest")
         for other, card in enumerate(self.roster) if policy.peers is not None else ():
             if other != node and card.fingerprint not in (policy.peers or ()):
                 raise refused(f"peers does not name {card.fingerprint} ({card.name})")

@@ -25,7 +25,7 @@ class Mixed(RuledLayers):
         owners = {name.rpartition(".")[0] for name in self.rest}
         kinds = [f"{owner or 'the model'} ({type(self.model.get_submodule(owner)).__name__})" for owner in owners]
         if not kinds:
-            return "by rules, inside torch.func: the model does not give each layer one row per sample"
+            return "by rules; torch.func runs the model's own code on one sample at a time"
         return f"by rules; by torch.func where no rule fits: {', '.join(sorted(kinds))}"
 
     def substitute(self, layer: StackedLayer) -> nn.Module:

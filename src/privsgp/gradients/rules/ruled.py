@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 
 from privsgp.errors import Refused
 from privsgp.gradients.per_sample import PerSample, Piece, Plain
@@ -35,6 +36,23 @@ RULES: dict[type[nn.Module], type[StackedLayer]] = {
     nn.LayerNorm: StackedLayerNorm,
     nn.Embedding: StackedEmbedding,
 }
+
+
+# Modules that give each sample's row to its own place in the output, whatever the rows hold.
+_IN_PLACE = {nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout}
+_FILES = {
+    "torch.nn.modules.activation", "torch.nn.modules.pooling", "privsgp.models.networks", "privsgp.models.additive",
+}  # fmt: skip
+
+
+def keeps_rows(model: nn.Module) -> bool:
+    """Tell whether no code of the user's sees several samples at once: it could reorder them by what they hold."""
+    return all(
+        (_rule(layer) is not None or type(layer) in _IN_PLACE or type(layer).__module__ in _FILES)
+        and not isinstance(layer, nn.MultiheadAttention)
+        and not (layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer))
+        for layer in model.modules()
+    )
 
 
 class RuledLayers(ABC):
@@ -104,6 +122,10 @@ class RuledLayers(ABC):
                 what = "the model calls a layer never, more than once, or not with one row per sample"
                 raise Refused(what, "let the model call each layer once, with the batch as the first axis")
             calls = {layer: layer.calls.pop() for layer in self.layers}
+            for layer, call in calls.items():
+                if call.output.dtype != z.dtype:  # a clip in float32 of factors in fewer bits would not hold
+                    what = f"layer '{layer.name}' computes in {call.output.dtype}, and its weights are {z.dtype}"
+                    raise Refused(what, "leave torch.autocast out, in the model's forward and around privsgp")
             asked = [*(call.output for call in calls.values()), *rest.values()]
             found = torch.autograd.grad(losses.sum(), asked, allow_unused=bool(rest), materialize_grads=bool(rest))
         deltas: dict[Any, Tensor] = dict(zip([*calls, *rest], found, strict=True))
@@ -127,14 +149,18 @@ class RuledLayers(ABC):
 
 
 class Ruled(RuledLayers):
-    """A model all of whose trained parameters belong to layers with a rule: it sees one long batch."""
+    """A model all of whose trained parameters belong to layers with a rule: it sees one long batch.
+
+    Assumes: `keeps_rows(model)`. The loss may be the user's: `vmap` calls it with one sample.
+    """
 
     how = "by rules"
 
     def losses(self, data: Tensor, wanted: Tensor, rest: dict[str, Tensor]) -> Tensor:
         """Run the model on the long batch."""
         del rest
-        return self.loss(self.model(data), wanted)
+        found: Tensor = vmap(lambda out, y: self.loss(out[None], y[None]).sum())(self.model(data), wanted)
+        return found
 
 
 def ruled_layers(model: nn.Module) -> list[str]:
