@@ -115,6 +115,7 @@ def test_a_site_without_its_disk_rejoins_and_all_that_it_had_reserved_is_spent(c
     assert filed["deployment"]["privacy_loss"]["privacy_parameters"]["epsilon"] >= max(
         again.summary(i)["epsilon_spent"][i] for i in range(3)
     )
+    assert "those of the runs that it continues" in filed["deployment"]["deployment_model"]["release_type_details"]
     annex = (c.folder / "dossier" / "assessment.md").read_text()
     assert "basel: 30 releases of an earlier run count too" in annex
     assert "This organisation's process was started 1 time(s)" in annex
