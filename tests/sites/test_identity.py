@@ -102,7 +102,7 @@ def test_the_commands_of_a_site(tmp_path, monkeypatch):
     assert shown["name"] == "cork"
     assert json.loads(command("site", "show", "cork.card", "--json").out)["fingerprint"] == shown["fingerprint"]
     (tmp_path / "cork.card").unlink()
-    assert "next: send it" in (told := command("site", "card").out)
+    assert "next: send cork.card" in (told := command("site", "card").out)
     assert shown["fingerprint"] in told
     assert (tmp_path / "cork.card").exists()
     assert "good until" in command("site", "rotate").out
