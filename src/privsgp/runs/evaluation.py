@@ -176,14 +176,18 @@ def _refuse_other_unit(config: Config, run: str) -> None:
         raise _other_terms()
 
 
-def refuse_other_identifier(config: Config) -> None:
-    """Refuse persons by another identifier than in the evaluated run at this site: trained ones would look new."""
+def refuse_other_persons(config: Config) -> None:
+    """Refuse persons by other terms than in the evaluated run at this site, whatever the model's file says.
+
+    By another identifier, persons that were trained on would look new.
+    """
     for one in Book().entries():
-        if one.run != config.sum.run or config.data.person is None or config.seed is not None:
-            continue
-        person = configs.started(Folder(Path(one.folder)).config).data.person
-        if person != config.data.person:
-            raise _other_identifier(one.folder, person, config)
+        if one.run == config.sum.run and config.data.person is not None and config.seed is None:
+            known = configs.started(Folder(Path(one.folder)).config)
+            if known.data.person != config.data.person:
+                raise _other_identifier(one.folder, known.data.person, config)
+            if known.privacy.sites_per_person != config.privacy.sites_per_person:
+                raise _other_terms()
 
 
 def _other_identifier(run: object, person: str | None, config: Config) -> Refused:

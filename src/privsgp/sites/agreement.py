@@ -154,7 +154,8 @@ class Agreement(Study):
         c, shared, sigma = self.config, self.shared_noise, max(self.sigma)
         if shared is not None:
             sigma = math.sqrt(max(shared.own) + (len(self.roster) - 1) * shared.pair)
-        return float(c.algorithm.local_steps * c.step_size * (c.privacy.clip + sigma * math.sqrt(self.weights)))
+        a, noise = c.algorithm, sigma * math.sqrt(self.weights)
+        return float(a.local_steps * a.step_size * (c.privacy.clip + noise))
 
     @property
     def increment_bytes(self) -> int:
