@@ -91,9 +91,9 @@ def test_a_card_with_an_address_that_is_none_is_refused(tmp_path, address):
 
 def test_a_card_brings_one_authority_and_no_more(tmp_path):
     site, other = (Site.create(tmp_path / name, name, address=None) for name in ("aachen", "evil"))
-    for more in (other.card.model_dump()["authority"], "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):
+    for more in (other.card.authority, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):
         with pytest.raises(Refused, match="endorsed"):
-            Card.model_validate(endorsed(site, authority=site.card.model_dump()["authority"] + more)).refuse_forged("it")
+            Card.model_validate(endorsed(site, authority=site.card.authority + more)).refuse_forged("it")
 
 
 def seeded(c):
