@@ -27,6 +27,7 @@ name = "privsgp"
 steps = 8
 batch = 20
 step_size = 0.5
+local_steps = 2
 [study]
 purpose = 'To predict: "lung" function # 1, FEV1 < 80 % ![x](https://tracks.example/x.png)'
 contact = "<script>a</script>\\n# head"
@@ -68,6 +69,8 @@ def test_a_run_gives_a_record_that_the_registry_takes(place, monkeypatch):
     spent = found["privacy_loss"]["privacy_parameters"]
     assert 1.0 < spent["epsilon"] <= 2.0
     assert spent["delta"] == 1e-5
+    assert "weights of the model, 4 times" in annex
+    assert "all 8 noised steps of the run. " in found["deployment_model"]["release_type_details"]
     assert "{" not in annex
     assert "<script>" not in annex
     assert "\n# head" not in annex

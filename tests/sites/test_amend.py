@@ -115,13 +115,14 @@ def test_a_site_without_its_disk_rejoins_and_all_that_it_had_reserved_is_spent(c
     assert filed["deployment"]["privacy_loss"]["privacy_parameters"]["epsilon"] >= max(
         again.summary(i)["epsilon_spent"][i] for i in range(3)
     )
+    assert "those of the runs that it continues" in filed["deployment"]["deployment_model"]["release_type_details"]
     annex = (c.folder / "dossier" / "assessment.md").read_text()
     assert "basel: 30 releases of an earlier run count too" in annex
     assert "This organisation's process was started 1 time(s)" in annex
     other = c.folder / "fork.study"
     changes = amend.Changes(lost=["basel"], releases=count, settings=["privacy.epsilon=9.0"])
     amend.amend(c.agreement, c.sites[2], c.out(2), changes, other)
-    with pytest.raises(Refused, match=r"has spent \d+ releases of the budget that fork continues, and fork counts 0"):
+    with pytest.raises(Refused, match=r"has spent \d+ releases, and fork counts 0"):
         join(other, c.files[0], home=c.sites[0].home, out=c.folder / "fork", ended=c.out(0))
     c.start(0)  # the ended run: nothing is released there any more
     c.processes[0].join(5.0)

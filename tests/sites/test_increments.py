@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -173,3 +174,15 @@ def test_after_whatever_a_peer_has_sent_the_link_begins_anew(weight, byte):
     both.send((both.newest, both.into.continues))
     assert both.deliver(*both.wire[-1])
     assert both.wire[-1][1]  # few bits again
+
+
+def test_increments_that_bring_both_infinities_warn_of_nothing():
+    """They are refused by their hash, and a peer writes no warning into this site's log."""
+    both, texts = Both(4, None), []
+    for step, (weight, byte) in enumerate(((-1.0, 0xFF), (0.5, 0x00))):
+        scales = bytes([0x80, 0x7F]) * 2  # infinite
+        texts.append(Increment(step - 1, step, weight, anew=False, codes=scales + bytes([byte]) * 128).text())
+    both.into.continues = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isnan(both.into.sums(b"".join(texts), -1, both.sums)).any()

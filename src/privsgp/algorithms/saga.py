@@ -35,28 +35,29 @@ _LOG = logging.getLogger(__name__)
 class _TableOptions(Options):
     """A table of gradients: what it starts from, and how it is kept."""
 
-    table: Literal["factored", "dense"] = option("factored", "what is kept of a gradient: its factors, or all of it")
+    table: Literal["factored", "dense"] = option(
+        "factored", "the form in which gradients are kept: factors, or all numbers"
+    )
     table_init: Literal["gradients", "zeros"] = option("gradients", "the entries at the start: gradients at x⁰, or 0")
-    table_dtype: Literal["float32", "bfloat16"] | None = option(None, "precision of entries; left out: engine.dtype")
+    table_dtype: Literal["float32", "bfloat16"] | None = option(None, "precision of entries; default: engine.dtype")
 
 
 class SagaOptions(_TableOptions):
     """SAGA's estimator."""
 
     difference_clip: Positive | None = option(
-        None, "C: clips each g_j − t_j; default: G with auto if the table stays as small, else 2G (no clip)"
+        None,
+        "C: clips each g_j − t_j; default: G with scale auto if the table stays as small, else 2G (no clip)",
     )
     difference_scale: Share | Literal["auto"] = option(
-        "auto", "θ: the weight of differences; 1 is the paper's; auto: the largest that costs hardly any noise"
+        "auto", "θ: the weight of differences; 1 is the paper's; auto: the largest that costs little noise"
     )
 
     @model_validator(mode="after")
     def _rounded_entries_are_not_clipped(self) -> Self:
         if self.table_dtype == "bfloat16" and self.difference_clip is not None:
-            raise Refused(
-                f"algorithm.table_dtype = 'bfloat16' with algorithm.difference_clip = {self.difference_clip}",
-                "leave one of them out: a rounded entry may move by more than the difference clip",
-            )
+            what = f"algorithm.table_dtype = 'bfloat16' with algorithm.difference_clip = {self.difference_clip}"
+            raise Refused(what, "leave one of them out: a rounded entry may move by more than the difference clip")
         return self
 
 

@@ -30,7 +30,7 @@ class UpdateOptions(Options):
 
     weights: Literal["equal", "samples", "noise"] | list[Positive] = option(
         "equal",
-        "how much a node counts: all alike, by J_i, by 1/σ_i² (pairwise: 1/σ_i), or a list with one number per node",
+        "the weight of a node: equal, J_i, 1/σ_i² (pairwise: 1/σ_i), or a list with one number per node",
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] = option(0.0, "β of v ← β v + (1 − β) g")
 

@@ -39,12 +39,14 @@ class TextOptions(Options):
     """
 
     column: str = option("text", "the key or column that holds the text")
-    label: str = option("label", "the one that holds the class: a number, or one of labels")
+    label: str = option("label", "the key or column that holds the class: a number, or one of labels")
     labels: list[str] | None = option(None, "names of the classes, in the order of their numbers, public")
     tokens: Literal["hashed", "minilm"] = option(
-        "hashed", "words by their hashes, or the pieces of words that features of the name minilm know"
+        "hashed", "hashes of words, or the pieces of words that the features minilm need"
     )
-    vocabulary: Annotated[int, Field(ge=2)] = option(4096, "hashed tokens there are, 0 for nothing among them")
+    vocabulary: Annotated[int, Field(ge=2)] = option(
+        4096, "the number of hashed tokens; token 0 means that there is none"
+    )
     length: Count = option(64, "tokens of a text; longer ones are cut, shorter ones filled up")
 
     @property

@@ -25,19 +25,19 @@ _SHARE = 0.5  # of the steps, if none is given
 class FinalModel(Options):
     """Which model a run ends with."""
 
-    average: Literal["none", "tail"] = option("none", "of iterates: the model that is released")
+    average: Literal["none", "tail"] = option(
+        "none", "the released model: the last iterate, or an average of the last iterates"
+    )
     average_share: Share | None = option(
-        None, f"share of the steps, from the end, of a tail average; left out: {_SHARE}"
+        None, f"share of the steps, from the end, of a tail average; default: {_SHARE}"
     )
     final_mixing: Annotated[int, Field(ge=0)] = option(0, "rounds of mixing without gradients at the end")
 
     @model_validator(mode="after")
     def _average_has_a_use(self) -> Self:
         if self.average_share is not None and self.average == "none":
-            raise Refused(
-                f"algorithm.average_share = {self.average_share} with algorithm.average = 'none'",
-                "leave it out, or take 'tail'",
-            )
+            what = f"algorithm.average_share = {self.average_share} with algorithm.average = 'none'"
+            raise Refused(what, "leave it out, or take 'tail'")
         return self
 
     @property

@@ -18,9 +18,9 @@ class ScatteringOptions(Options):
     """The scattering transform of images: wavelets, moduli, averages; then whitening, if `like` is given."""
 
     like: Literal["strokes", "leaves"] | None = option(
-        None, "made-up images that whitening is measured on; left out: no whitening"
+        None, "made-up images that whitening is measured on; default: no whitening"
     )
-    components: Count | None = option(None, "directions that whitening keeps; left out: 512")
+    components: Count | None = option(None, "directions that whitening keeps; default: 512")
     power: Annotated[float, Field(ge=0, le=1)] | None = option(
         None, "how far whitening equalises the scales of directions; default: 1"
     )
@@ -37,7 +37,7 @@ class ScatteringOptions(Options):
 class _SyntheticOptions(Options):
     """A network that was trained on made-up images only, then whitening."""
 
-    components: Count | None = option(None, f"directions that whitening keeps; left out: {COMPONENTS}")
+    components: Count | None = option(None, f"directions that whitening keeps; default: {COMPONENTS}")
     power: Annotated[float, Field(ge=0, le=1)] | None = option(
         None, "how far whitening equalises the scales of directions; default: 1"
     )

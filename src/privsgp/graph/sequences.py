@@ -135,7 +135,7 @@ class _GivenOptions(Options):
 class RandomOptions(Options):
     """Receivers that are drawn anew at each step."""
 
-    degree: Count = option(1, "how many receivers a node picks at each step")
+    degree: Count = option(1, "the number of receivers that a node picks at each step")
 
 
 def make(name: str, nodes: int, *, seed: int = 0, degree: int = 1, shares: Steps = ()) -> Graph:

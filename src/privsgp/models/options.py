@@ -19,14 +19,14 @@ class _MLPOptions(Options):
 class _EmbeddingOptions(Options):
     """A linear model of the mean embedding of a sequence of tokens."""
 
-    width: Count = option(32, "numbers that stand for a token")
+    width: Count = option(32, "numbers for each token")
 
 
 class _AdditiveOptions(Options):
     """A score for each level of a column, and of chosen pairs of columns; it needs a schema."""
 
     bins: Annotated[int, Field(ge=2, le=32)] = option(
-        8, "bins of each number, equal parts of its public range; `bins` of a column in the schema stands above this"
+        8, "bins of each number, equal parts of its public range; `bins` of a column in the schema overrides this"
     )
     pairs: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = option(
         [], 'pairs of columns that also get a score together: [["age", "sex"]]'

@@ -18,7 +18,7 @@ class PairwiseOptions(Options):
     """The options of pairwise noise."""
 
     honest: Count | None = option(
-        None, "h: of all nodes so many are honest, oneself included; left out: three quarters of them, rounded up"
+        None, "h: the number of honest nodes, this one included; default: three quarters of all, rounded up"
     )
     pair_ratio: Annotated[float, Field(gt=1, allow_inf_nan=False)] = option(
         2.0, "ρ: more noise in each message for less in the average; D + h s² = ρσ²"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class _AnchorOptions(Options):
     """The common part of methods with anchors."""
 
-    difference_clip: Positive | None = option(None, "C: clips each difference of two gradients; left out: 2G, no clip")
+    difference_clip: Positive | None = option(None, "C: clips each difference of two gradients; default: 2G, no clip")
 
 
 class _PeriodicOptions(_AnchorOptions):

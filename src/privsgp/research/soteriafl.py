@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class _CompressionOptions(Options):
     """How messages to the server are compressed, after their noise."""
 
-    kept: Share | None = option(None, "share of the coordinates that a message keeps, drawn at random; left out: all")
+    kept: Share | None = option(None, "share of the coordinates that a message keeps, drawn at random; default: all")
 
     def make(self, dim: int) -> _RandomK:
         """Return the compressor for messages of so many numbers."""
@@ -122,7 +122,7 @@ class SoteriaFLSGD(SoteriaFL):
 class _SoteriaSVRGOptions(_CompressionOptions):
     """Compression, and differences against an anchor."""
 
-    difference_clip: Positive | None = option(None, "C: clips each g_j(x) − g_j(w); left out: 2G, no clip")
+    difference_clip: Positive | None = option(None, "C: clips each g_j(x) − g_j(w); default: 2G, no clip")
     difference_scale: Share | Literal["auto"] = option(1.0, "θ: the weight of differences; auto as for privsgp-vr")
 
 

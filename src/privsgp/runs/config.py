@@ -66,6 +66,8 @@ def _one_of(known: Collection[str], *, unsaid: str | None = None) -> AfterValida
 
 
 _FILE_OR_TABLE = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]})
+_Schema = Annotated[schemas.Schema | None, _FILE_OR_TABLE]
+_Stragglers = Annotated[float, Field(ge=0, le=1)] | list[Annotated[int, Field(ge=0)]]
 _SiteName = Annotated[str, Field(pattern=r"^\w[\w.-]{0,63}$")]
 # pydantic has a method `schema`, deprecated for years, that the key of [data] hides.
 warnings.filterwarnings("ignore", 'Field name "schema"', UserWarning)
@@ -75,25 +77,23 @@ class Data(PersonOptions, Options):
     """Data, and their division among the nodes."""
 
     name: str = option("digits", "digits, mnist, cifar10 or a9a; from Python, your own arrays")
-    nodes: Count = option(16, "n: how many nodes")
+    nodes: Count = option(16, "n: the number of nodes")
     partition: str = option("even", "how a data set is divided among the nodes")
-    sizes: list[int] | None = option(None, "J_i: how many samples each node gets; left out: all of them, evenly")
+    sizes: list[int] | None = option(None, "J_i: the number of samples of each node; default: all, divided evenly")
     path: str | None = option(None, 'each node its own file, "site-{node}.csv" or "{site}.csv": .csv, .parquet or .npz')
     classes: Count | None = option(
-        None, "how many classes labels in files of one's own have; left out: the file says it, or public test labels"
+        None, "the number of classes in your own files; default: the file's number, or that of public test labels"
     )
     vocabulary: Count | None = option(
         None,
-        "inputs are tokens, whole numbers from 0 to vocabulary − 1, and stay so; left out: inputs are real numbers",
+        "inputs are tokens: whole numbers from 0 to vocabulary − 1; default: inputs are real numbers",
     )
     text: TextOptions | None = option(None, "files are texts: .jsonl, .csv or .tsv with a column of text")
     images: ImageOptions | None = option(None, "each node's path is a folder of class folders with PNG and JPEG images")
     test: Literal["public", "private"] | None = option(
-        None, "who may see metrics on test data; left out: everybody of built-in data and in simulations, else the site"
+        None, "who may see metrics on test data; default: everybody for built-in data and simulations, else the site"
     )
-    schema: Annotated[schemas.Schema | None, _FILE_OR_TABLE] = option(  # type: ignore[assignment]
-        None, "tables: the public schema.toml that all sites share"
-    )
+    schema: _Schema = option(None, "tables: the public schema.toml that all sites share")  # type: ignore[assignment]
     sites: list[_SiteName] | None = option(None, "names of the nodes, in their order")
     test_path: str | None = option(None, "public test data: .csv, .parquet or .npz")
 
@@ -141,9 +141,7 @@ class Model(Options):
     """The model and its loss."""
 
     name: Annotated[str, _one_of(MODELS, unsaid="module")] = option("mlp", "the network; from Python, any module")
-    loss: Literal["cross-entropy", "binary", "mse", "survival"] = option(
-        "cross-entropy", "what a sample's outputs cost"
-    )
+    loss: Literal["cross-entropy", "binary", "mse", "survival"] = option("cross-entropy", "the loss of a sample")
 
 
 class GraphSection(Options):
@@ -180,10 +178,14 @@ class Privacy(_Planned):
     delta: Probability | list[Probability] = option(1e-5, "δ_i; below 1/J_i")
     sigma: NotNegative | list[NotNegative] | None = option(None, "σ_i instead of a budget: ε is then reported")
     clip: Positive = option(1.0, "G: the largest norm of one sample's gradient; or \"auto\": the planner's choice")
-    accountant: Accountant = option("certified", "who turns ε into σ; ε is always certified")
+    accountant: Accountant = option("certified", "the formula that turns ε into σ; the reported ε is always certified")
     relation: Literal["zero-out", "replace-one"] = option("zero-out", "which data sets count as neighbours")
-    spare: Annotated[float, Field(ge=0, le=1)] = option(0.02, "share of K that may be made again after crashes")
-    sites_per_person: Count = option(1, "s: at how many sites a person may have rows; noise is calibrated for that")
+    spare: Annotated[float, Field(ge=0, le=1)] = option(
+        0.02, "share of K that is reserved for steps repeated after crashes"
+    )
+    sites_per_person: Count = option(
+        1, "s: the number of sites at which a person may have rows; ε holds for all of them"
+    )
     noise: Annotated[str, _one_of(NOISES)] = option(
         "independent", "each node's own; pairwise: shared by pairs of nodes, it cancels in the average"
     )
@@ -205,10 +207,10 @@ class AlgorithmSection(_Planned, UpdateOptions, FinalModel):
 
     name: Annotated[str, _one_of(ALGORITHMS)] = option("privsgp-vr", "the method")
     batch: Positive = option(16, "b: expected samples a step, at the mean size; node i draws with q = b/J̄")
-    steps: Count = option(300, "K: steps with a gradient and its noise; each is paid for")
+    steps: Count = option(300, "K: steps with a gradient and noise; ε counts each")
     local_steps: Count = option(1, "τ: steps of a message: nodes send after every τ-th of the K steps")
-    step_size: Positive | Literal["theory"] = option(0.2, "γ; theory: √(n/K)")
-    trust: Trust | None = option(None, "what an adversary sees; left out: the method's own")
+    step_size: Positive = option(0.2, "γ")
+    trust: Trust | None = option(None, "what an adversary sees; default: the method's own")
     may_be_auto: ClassVar[tuple[str, ...]] = AUTO
 
 
@@ -223,7 +225,8 @@ class TransportSection(Options):
     """
 
     bits: Literal[32, 16, 8, 4] = option(
-        32, "of each number of a message; fewer: rounded, and the sender keeps the rest; 32: as engine.dtype has it"
+        32,
+        "of each number of a message; below 32, the sender rounds and keeps the rest; 32: as engine.dtype",
     )
 
 
@@ -239,38 +242,39 @@ class Clock(Options):
 
     spread: NotNegative = option(0.0, "standard deviation of the time of a gradient, whose mean is 1; log-normal")
     latency: NotNegative = option(0.0, "time of a message; a gradient takes 1")
-    stragglers: Annotated[float, Field(ge=0, le=1)] | list[Annotated[int, Field(ge=0)]] = option(
-        0.0, "slow nodes: a fraction of them, or a list of their numbers"
-    )
-    slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = option(1.0, "how much slower they are")
+    stragglers: _Stragglers = option(0.0, "slow nodes: a fraction of them, or a list of their numbers")
+    slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = option(1.0, "the factor by which they are slower")
 
 
 class EvaluationSection(Options):
     """Private evaluation: `privsgp evaluate RUN run.toml --private`. Only share and key have a part in training."""
 
     share: Annotated[float, Field(gt=0, le=0.5)] | None = option(
-        None, "the share of persons that is held out of training, by a hash of each identifier; or of rows, by place"
+        None,
+        "share of persons held out of training, by a hash of the identifier; without persons, of rows by place",
     )
-    key: str = option("privsgp", "the public key of that hash: use one key in all studies of the same persons")
+    key: str = option("privsgp", "the public key of that hash; use one key for all studies of the same persons")
     epsilon: Positive = option(1.0, "ε of the one release of each site")
     delta: Probability = option(1e-5, "its δ; below 1 / held-out records of a site")
     bins: Annotated[int, Field(ge=2, le=100)] | list[Probability] = option(
         10, "bins of the probability of class 1, or of the risk: their number, or the edges between 0 and 1"
     )
-    subgroups: list[str] = option([], "columns of the schema by whose values metrics are given too: categories, yes/no")
+    subgroups: list[str] = option(
+        [], "columns of the schema (categories, yes/no) for whose values privsgp also computes metrics"
+    )
     residual: Positive | None = option(
-        None, "numbers: residuals are clipped here, in the unit of the table; left out: a quarter of the target's range"
+        None, "numbers: residuals are clipped here, in the unit of the table; default: a quarter of the target's range"
     )
     time: Positive | None = option(
-        None, "survival: the edge of the schema's bins until which the risk is predicted; left out: the middle one"
+        None, "survival: the edge of the schema's bins until which the risk is predicted; default: the middle one"
     )
 
 
 class SumSection(Options):
     """One noised sum instead of a model: `privsgp describe`, `evaluate --private` and `agree propose` write this."""
 
-    kind: Literal["description", "evaluation"] | None = option(None, "what is released; left out: a model")
-    columns: list[str] = option([], "description: the columns; left out: all that the schema uses")
+    kind: Literal["description", "evaluation"] | None = option(None, "the release; default: a model")
+    columns: list[str] = option([], "description: the columns; default: all that the schema uses")
     bins: Annotated[int, Field(ge=2, le=200)] = option(20, "description: bins of a number's public range")
     by: list[str] = option([], "description: columns by whose values the target's classes are counted too")
     moments: Annotated[float, Field(ge=0.01, le=1000)] | None = option(
@@ -286,7 +290,7 @@ class StudySection(Options):
     purpose: str = option("", "what the model is for")
     contact: str = option("", "who answers questions about the study")
     tuned_on: str = option("", "the data on which settings were chosen: public, made up, or earlier runs and their ε")
-    schema_from: str = option("", "where the schema's ranges and categories come from")
+    schema_from: str = option("", "the source of the schema's ranges and categories")
 
 
 class PlanSection(Options):
@@ -312,20 +316,20 @@ class Engine(Options):
 
     """
 
-    device: str = option("auto", "cpu, cuda, cuda:1, …; auto: a GPU where there is one")
+    device: str = option("auto", "cpu, cuda, cuda:1, …; auto: a GPU if there is one")
     dtype: Literal["float32", "float64"] = option("float32", "the precision of models and gradients")
-    evaluate_every: Count | None = option(None, "steps between evaluations; left out: ten in a run")
+    evaluate_every: Count | None = option(None, "steps between evaluations; default: ten in a run")
     checkpoint_every: Annotated[int, Field(ge=0)] | None = option(
-        None, "steps between checkpoints; 0: never, in simulations; left out: as the spare allows"
+        None, "steps between checkpoints; 0: never, in simulations; default: as the spare allows"
     )
 
 
 class Config(Options):
     """A whole run."""
 
-    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] = option("run", "what the run, and its folder, is called")
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] = option("run", "the name of the run and of its folder")
     seed: Annotated[int, Field(ge=0)] | None = option(
-        None, "makes a simulation that anyone can repeat, and that is not private; left out: secret noise"
+        None, "makes a repeatable simulation, which is not private; default: secret noise"
     )
     data: Data = Data()
     features: Features = Features()
@@ -573,12 +577,6 @@ class Config(Options):
         """Whether it adds noise that nobody can compute again: what it releases is paid for."""
         return self.private and self.seed is None
 
-    @property
-    def step_size(self) -> float:
-        """γ: as given, or the paper's √(n/K)."""
-        given = self.algorithm.step_size
-        return math.sqrt(self.data.nodes / self.algorithm.steps) if given == "theory" else float(given)
-
     def options(self, section: str) -> dict[str, Any]:
         """Return the values of the keys that the chosen component brings to a section."""
         chosen = getattr(self, section)
@@ -705,6 +703,8 @@ def _drop_gone(values: dict[str, Any]) -> dict[str, Any]:
     for section, key in (("privacy", "clip"), ("algorithm", "step_size")):  # which could change over the run
         if isinstance(given := values.get(section, {}).get(key), dict):
             gone[f"{section}.{key}"], values[section][key] = given, given.get("start")
+    if (a := values.get("algorithm", {})).get("step_size") == "theory":
+        gone["algorithm.step_size"], a["step_size"] = "theory", math.sqrt(values["data"]["nodes"] / a["steps"])
     for section, key, former in _FORMER:
         if values.get(section, {}).get(key) in former:
             gone[f"{section}.{key}"] = values[section].pop(key)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 
 from privsgp.transport.rounding import Rounding, width
@@ -80,9 +81,10 @@ def _after(rounding: Rounding, link: Link, one: Increment, sums: Sums) -> Sums:
     """Return the sums after an increment."""
     codes = torch.frombuffer(bytearray(one.codes), dtype=torch.uint8)[None]
     weight = torch.tensor([one.weight], dtype=torch.float64)
-    after = sums.copy()
-    after[:-1] += rounding.shares(rounding.carrying([link], [0.0]), codes, weight)[0].numpy()
-    after[-1] += one.weight
+    after = np.empty_like(sums)
+    with np.errstate(over="ignore", invalid="ignore"):  # of what a peer has made up: its hash is checked next
+        np.add(sums[:-1], rounding.shares(rounding.carrying([link], [0.0]), codes, weight)[0].numpy(), after[:-1])
+        after[-1] = sums[-1] + one.weight
     return after
 
 
