@@ -32,7 +32,6 @@ Shape = TypeVar("Shape", bound=BaseModel)
 # A list of numbers is one line, not one for each; no string has a line's end in it.
 _NUMBERS = re.compile(r"\[\n\s+[-+.eE\d]+(?:,\n\s+[-+.eE\d]+)*\n\s*\]")
 LONGEST = 2**26  # bytes of a JSON file
-_DIGITS = 100  # of a whole number; seeds have 78
 UNFINISHED = ".privsgp-tmp"  # what a killed process may leave behind ends in this
 
 
@@ -90,12 +89,12 @@ def parsed(text: bytes, shape: type[BaseModel], where: str) -> dict[str, Any]:
 def loaded(text: bytes, where: str) -> Any:  # noqa: ANN401 - any JSON
     """Return the value that a JSON text is; refuse numbers that are none, and brackets without an end."""
     try:
-        return json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_whole)
+        return json.loads(text, parse_constant=_number, parse_float=_number)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
         raise _damaged(where, str(error)[:200]) from error
 
 
-def shaped(found: object, shape: type[Shape], where: str) -> Shape:
+def shaped(found: object, shape: type[Shape], where: str, remedy: str = "") -> Shape:
     """Return what these plain values are; refuse them by name if they do not have the shape."""
     try:
         return shape.model_validate(found)
@@ -105,7 +104,7 @@ def shaped(found: object, shape: type[Shape], where: str) -> Shape:
         if key == "version":
             what = f"{where} is of version {first['input']!r:.80}: {first['msg']}"
             raise Refused(what, "another release wrote it: read it with that one (run.json names it)") from error
-        raise _damaged(where, f"{key} = {first['input']!r:.80}: {first['msg']}") from error
+        raise _damaged(where, f"{key} = {first['input']!r:.80}: {first['msg']}", remedy) from error
 
 
 def read_toml(path: Path, what: str, see: str, most: int = 2**20) -> dict[str, Any]:
@@ -122,22 +121,15 @@ def read_toml(path: Path, what: str, see: str, most: int = 2**20) -> dict[str, A
     return found
 
 
-def _damaged(where: str, why: str) -> Refused:
-    return Refused(
-        f"{where}: {why}", "it is damaged, or not what privsgp wrote: restore it from a copy, or name another folder"
-    )
+def _damaged(where: str, why: str, remedy: str = "") -> Refused:
+    remedy = remedy or "it is damaged, or not what privsgp wrote: restore it from a copy, or name another folder"
+    return Refused(f"{where}: {why}", remedy)
 
 
 def _number(text: str) -> float:
     if not math.isfinite(value := float(text)):
         raise ValueError(f"{text:.40} is no finite number")
     return value
-
-
-def _whole(text: str) -> int:
-    if len(text) > _DIGITS:
-        raise ValueError(f"a number of {len(text)} digits")
-    return int(text)
 
 
 def write(path: Path, text: str) -> None:

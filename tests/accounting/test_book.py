@@ -269,7 +269,7 @@ def test_a_run_that_does_not_count_what_another_has_spent_of_its_budget_is_refus
     book.remember("a", {0: (20, "head")})
     book.enter([entry("b", ledger="a/0")], [records(1)], counted={"a": 20})
     book.remember("b", {0: (5, "head")})
-    with pytest.raises(Refused, match=rf"\({refused}\) has spent \d+ releases of the budget that .* continues, and"):
+    with pytest.raises(Refused, match=rf"\({refused}\) has spent \d+ releases, and"):
         book.enter([entry("c", ledger="a/0")], [records(1)], counted=counts)
     assert [one.run for one in book.entries()] == ["a", "b"]
     book.enter([entry("c", ledger="a/0")], [records(1)], counted={"a": 20, "b": 5})

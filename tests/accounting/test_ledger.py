@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privsgp.accounting.ledger import Header, Ledger, Mark, read, short, together
+from privsgp.accounting.chain import Mark
+from privsgp.accounting.ledger import Header, Ledger, read, short, together
 from privsgp.accounting.mechanisms import SampledMean
 from privsgp.errors import Refused
 
@@ -263,7 +264,7 @@ def test_damage_is_found_and_named(path, damage, number):
         ({"kind": "sent", "step": 9, "attempt": 0, "digest": DIGEST}, "step 9, attempt 0 was never reserved"),
         ({"kind": "reserve", "first": 9, "count": 65, "attempt": 0}, "65 steps from step 9"),
         ({"kind": "reserve", "first": 3}, "no line of format 3 is a 'reserve' with these keys"),
-        ({"kind": "open", "format": 4}, "not of format 2 or 3"),
+        ({"kind": "open", "format": 4}, "not of format 3"),
         ({"kind": "open", "format": 3, "node": 3}, "run: Field required"),
     ],
 )

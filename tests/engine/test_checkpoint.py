@@ -29,7 +29,7 @@ def state():
 def test_memory_in_another_precision_is_refused(tmp_path, state):
     path = tmp_path / "checkpoint.safetensors"
     checkpoint.save(path, PROGRESS, state, {"sums": [torch.rand(3, 5)]})
-    with pytest.raises(Refused, match=r"sums as torch.float32 \(3, 5\), and this version keeps it as torch.float64"):
+    with pytest.raises(Refused, match=r"sums as torch.float32 \(3, 5\), and not as torch.float64"):
         checkpoint.load_into(path, state, {"sums": [torch.zeros(3, 5, dtype=torch.float64)]})
 
 

@@ -152,7 +152,7 @@ def test_resume_of_a_finished_run_changes_nothing(tmp_path):
 CHANGES = {
     "algorithm.batch=32": "algorithm.batch: 16.0 → 32.0",
     "seed=8": "seed: 7 → 8",
-    'algorithm.step_size="theory"': "algorithm.step_size: 0.5 → theory",
+    "algorithm.step_size=0.25": "algorithm.step_size: 0.5 → 0.25",
     "privacy.sigma=[0.05, 0.05, 0.05, 0.06]": "privacy.sigma: 0.05 → [0.05, 0.05, 0.05, 0.06]",
 }
 

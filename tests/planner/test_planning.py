@@ -125,13 +125,6 @@ def test_public_data_must_fit(tmp_path):
         planning.make(config, problems.load_problem(config))
 
 
-def test_theory_leaves_only_the_steps_open():
-    config = parsed(steps="auto", step_size="theory")
-    plan = planning.make(config, problems.load_problem(config))
-    theory = plan.chosen
-    assert theory.step_size == pytest.approx((4 / theory.steps) ** 0.5)
-
-
 def test_a_planned_run_and_its_resumption(tmp_path):
     config, out = parsed(batch="auto", step_size="auto"), tmp_path / "run"
     words = []

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from privsgp.accounting.mechanisms import SampledMean
-from privsgp.errors import Refused
 from privsgp.randomness.coins import _threshold, batches, capacity, draw, draw_all
 from privsgp.randomness.noise import Keyed, Secure
 
@@ -148,8 +147,3 @@ def test_empty_draws_are_a_pass_like_any_other():
     [index] = batches([np.empty(0, np.int64)] * 2, 8, dummy=-1)
     assert index.shape == (2, 8)
     assert (index == -1).all()
-
-
-def test_no_room_is_refused():
-    with pytest.raises(Refused, match="capacity = 0"):
-        batches([np.arange(3)], 0, dummy=9)

@@ -203,7 +203,7 @@ def test_secure_keeps_its_keys(monkeypatch):
     for leak in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(Refused, match="cannot be copied or pickled"):
             leak(source)
-    assert repr(source) == "Secure(keys hidden)"
+    assert "keys" not in repr(source)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(Refused, match="forked"):
         source.coins([0], 0, 1)

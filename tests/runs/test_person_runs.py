@@ -450,7 +450,7 @@ def test_texts_belong_to_persons(tmp_path, choice):
         ({"who": " "}, {}, "no identifier of a person"),
         ({}, {"person": "nobody"}, "has no 'nobody'"),
         ({}, {"person": "text"}, "no model may see"),
-        ({"day": "soon"}, {"rows_choice": "latest", "rows_date": "day"}, "a date is none"),
+        ({"day": "soon"}, {"rows_choice": "latest", "rows_date": "day"}, "no date"),
     ],
 )
 def test_texts_of_nobody_are_refused(tmp_path, changed, data, said):

@@ -36,18 +36,6 @@ def _run(config, out, **kwargs):
     return training.run(config, problems.load_problem(config), out, **kwargs)
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (0.3, 0.3),
-        ("theory", math.sqrt(4 / 8)),
-    ],
-)
-def test_step_sizes(given, expected):
-    config = _config(algorithm__step_size=given)
-    assert config.step_size == pytest.approx(expected, abs=1e-15)
-
-
 def test_unequal_nodes_have_one_rate_and_their_own_batches():
     config = _config(data__sizes=[100, 200, 300, 400], algorithm__batch=50, privacy__sigma=[1, 2, 3, 4])
     protection = calibrate_nodes(config, [100, 200, 300, 400], 1e-6)

@@ -80,7 +80,7 @@ def compare(
     """
     _refuse_impossible(config, algorithms, step_sizes)
     names = dict.fromkeys([*algorithms, *(["local"] if "local" in ALGORITHMS else [])])
-    grid = sorted(set(step_sizes)) or [factor * config.step_size for factor in FACTORS]
+    grid = sorted(set(step_sizes)) or [factor * config.algorithm.step_size for factor in FACTORS]
     methods = {name: method(config, name) for name in names}
     about = provenance(config.engine.device)  # refuses a device that is not there, before anything runs
     found = rows(methods, grid, bench, seeds=seeds, tuning_seeds=tuning_seeds)

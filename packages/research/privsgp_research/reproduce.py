@@ -123,7 +123,7 @@ def _row(curve: Curve, runs: Several) -> dict[str, Any]:
     p = runs.config.privacy
     return {
         "label": curve.label, "line": curve.line, "x": curve.x, "config": runs.config.model_dump(mode="json"),
-        "steps": runs.config.algorithm.steps, "step_size": runs.config.step_size,
+        "steps": runs.config.algorithm.steps, "step_size": runs.config.algorithm.step_size,
         "sigma": (runs.summary.get("sigma") or [None])[0],
         "epsilon_certified": runs.epsilon, "epsilon_nominal": p.epsilon if p.nominal else None,
         "diverged": runs.diverged,

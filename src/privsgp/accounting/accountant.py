@@ -199,15 +199,8 @@ def _run(mechanism: Mechanism, steps: int, relation: Relation) -> _Run | None:
 
 def _bases(mechanism: Mechanism, steps: int) -> list[tuple[Mechanism, int]]:
     """Return the bases of a tree, each with its number of releases; refuse a mechanism that is not known."""
-    if type(mechanism) not in (
-        *_KINDS,
-        Shared,
-        Summed,
-        PersonLevel,
-        Continued,
-        Composed,
-        Anchored,
-    ):  # a subclass may be another release
+    # A subclass may be another release.
+    if type(mechanism) not in (*_KINDS, Shared, Summed, PersonLevel, Continued, Composed, Anchored):
         raise Refused(f"the accountant does not know {type(mechanism).__name__}", "see accounting/mechanisms.py")
     match mechanism:
         case Shared():  # its σ is what is left of the noise, so a node's releases are those of the base

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from privsgp.accounting.ledger import Mark
+from privsgp.accounting.chain import Mark
 from privsgp.errors import Refused
 from privsgp.files import read_bytes, user_folder, write_private
 
@@ -198,10 +198,8 @@ class Book:
             update = "UPDATE entries SET charged = ?, head = ? WHERE run = ? AND node = ?"
             for node, (charged, head) in heads.items():
                 if db.execute(update, (charged, head, run, node)).rowcount != 1:
-                    raise Refused(
-                        f"the budget book {self.path} does not know node {node} of this run",
-                        "restore the book that was there when the run began: it knows what these records have spent",
-                    )
+                    what = f"the budget book {self.path} does not know node {node} of this run"
+                    raise Refused(what, "restore the book that was there when the run began")
 
     def marks(self, run: str) -> dict[int, list[Mark]]:
         """Return what the book knows of each node's ledger of this run."""
@@ -326,10 +324,8 @@ class Book:
                 version = _VERSION
             db.execute("COMMIT")
         if version != _VERSION:
-            raise Refused(
-                f"the budget book {self.path} is of version {version}, and this release reads version {_VERSION}",
-                "install the release that wrote it, or a newer one",
-            )
+            what = f"the budget book {self.path} is of version {version}, and this release reads version {_VERSION}"
+            raise Refused(what, "install the release that wrote it, or a newer one")
         if not self._key.exists():
             raise OSError("its key, budget.key, is gone")
 
@@ -352,18 +348,13 @@ def _worst(mine: Hashes, entries: Sequence[tuple[Entry, Hashes]], relation: str)
 def _refuse_other(entry: Entry, before: sqlite3.Row, records: Records | None, *, resumed: bool, moved: bool) -> None:
     """Refuse to continue a run with other records, or from a second folder, which would spend the budget again."""
     if before["records"] != ("" if records is None else records.digest):  # a table knows records by their places
-        raise Refused(
-            f"{entry.folder} continues with other records of node {entry.node} than it began with, or in another order",
-            "put the records back as they were, at the same node, or begin a new run",
-        )
+        what = f"{entry.folder} continues with other records of node {entry.node} than it began with"
+        raise Refused(what, "put the records back as they were, at the same node, or begin a new run")
     old = Path(before["folder"])
     same = before["folder"] == entry.folder or before["inode"] == _inode(entry.folder)  # renamed, it is the same one
     if not resumed or (old.exists() and not same):
-        raise Refused(
-            f"the run began in {old} and has spent {before['charged']} releases; {entry.folder} is another folder or a "
-            "copy",
-            "restore the folder in which it began, and name that one: a second one would spend the same budget again",
-        )
+        what = f"the run began in {old} with {before['charged']} releases; {entry.folder} is another folder or a copy"
+        raise Refused(what, "restore the folder in which it began: a second one would spend the same budget again")
     if not same and not moved:
         raise _looks_copied(f"the run in {entry.folder} began in {old}, which is gone")
 
@@ -378,21 +369,15 @@ def _refuse_uncounted(db: sqlite3.Connection, entry: Entry, counted: Mapping[str
         if one.budget != entry.budget or run == entry.run.partition("/")[0]:
             continue
         if one.charged > (agreed or 0):
-            raise Refused(
-                f"{one.name} ({run[:8]}) has spent {one.charged} releases of the budget that {entry.name} continues, "
-                f"and {entry.name} counts {agreed or 0} of them",
-                f"ask for a study that continues {one.name}, or a new study: its ε adds to what the records have spent",
-            )
+            what = f"{one.name} ({run[:8]}) has spent {one.charged} releases, and {entry.name} counts {agreed or 0}"
+            raise Refused(what, f"ask for a study that continues {one.name}, or a new study: its ε adds up")
         if agreed is None:
             db.execute("DELETE FROM entries WHERE run = ? AND node = ?", (one.run, one.node))
 
 
 def _looks_copied(what: str) -> Refused:
-    return Refused(
-        f"{what}: this looks like a copy",
-        "if it was moved and no copy continues elsewhere, add {moved}; else resume the original",
-        moved=True,
-    )
+    remedy = "if it was moved and no copy continues elsewhere, add {moved}; else resume the original"
+    return Refused(f"{what}: this looks like a copy", remedy, moved=True)
 
 
 def _entry(row: sqlite3.Row) -> Entry:

@@ -55,10 +55,8 @@ def sigma(mechanism: Mechanism, steps: int, epsilon: float, delta: float, relati
         return 0.0
     continues = len(mechanism.phases(0)) > 1
     if continues and (before := accountant.epsilon(mechanism, 0, delta, relation).epsilon) >= epsilon / _LEAST_MORE:
-        raise Refused(
-            f"earlier runs on these records have spent ε = {up(before)} of epsilon = {up(epsilon)}: too little is left",
-            "take a larger budget for all of them together",
-        )
+        what = f"earlier runs on these records have spent ε = {up(before)} of epsilon = {up(epsilon)}"
+        raise Refused(what, "too little is left: take a larger budget for all of them together")
 
     ideal = mechanism.changed(coordinates=0)
 
@@ -91,10 +89,8 @@ def _with_sampler(
 def refuse_vast(mechanism: Mechanism, steps: int, delta: float) -> None:
     """Refuse a run whose sampler would leave no δ, or no finite ε, however much noise it added."""
     if mechanism.coordinates and mechanism.summed_nodes > MOST_SUMMED:
-        raise Refused(
-            f"no ε is known for sums of {mechanism.summed_nodes} nodes' messages",
-            f"take {MOST_SUMMED} at most, or trust 'per-node'",
-        )
+        what = f"no ε is known for sums of {mechanism.summed_nodes} nodes' messages"
+        raise Refused(what, f"take {MOST_SUMMED} at most, or trust 'per-node'")
     cost, why = Cost.of(mechanism, steps, 0.0), ""
     if cost.tail > delta / 4 or 3 * cost.variation > ASIDE[-1] * delta:
         why = f"the tail of the sampler alone may cost {cost.tail_at(0.0):.2g}: take a larger δ"

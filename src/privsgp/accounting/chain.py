@@ -140,10 +140,8 @@ def replay(path: Path, file: BinaryIO, follow: Callable[[Line], None], marks: Se
 
 def lost(path: Path, one: Mark) -> Refused:
     """Return the refusal of a file that is less than somebody knows of it."""
-    return Refused(
-        f"{path} has lost lines, or is another ledger: {one.by} knows {one.charged} releases",
-        "restore the ledger as it was when the run stopped: what was spent stays spent",
-    )
+    what = f"{path} has lost lines, or is another ledger: {one.by} knows {one.charged} releases"
+    return Refused(what, "restore the ledger as it was when the run stopped: what was spent stays spent")
 
 
 def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:

@@ -16,9 +16,10 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, InstanceOf
 
-from privsgp.accounting.mechanisms import From0, From1, Mechanism, Release, SampledMean, check_fields, described
+from privsgp.accounting.mechanisms import Mechanism, Release, SampledMean, check_fields, described
 from privsgp.errors import Refused
 from privsgp.options import NotNegative, Positive  # noqa: TC001 - pydantic reads them
+from privsgp.outside import From1, Whole  # noqa: TC001 - pydantic reads them
 
 _MOST_EARLIER = 64  # runs that another one continues
 
@@ -42,7 +43,7 @@ class Anchored(Release):
     anchor_batch: Positive | None = None
     anchor_noise: Positive = 1.0
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.0
-    spare: From0 = 0
+    spare: Whole = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,7 +2,7 @@
 
 A run is a segment: `open`, then `reserve`, `sent` and `return` lines, then `close`. chain.py says how they are chained.
 One rule holds: what pays is durable before anything leaves. A `reserve` line is on the disk before any step that it
-pays for is sent. A `sent` line has the message's BLAKE3 (in format 2 its SHA-256). It is written before the message
+pays for is sent. A `sent` line has the message's BLAKE3. It is written before the message
 leaves and becomes durable with the next line that is. Nothing that is counted rests on it. So messages without a hash
 share one line at a clean stop, unless steps are committed before they are sent.
 
@@ -28,20 +28,16 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Self, TypeVar
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
-from privsgp.accounting.chain import LONGEST, Chain, Mark, lost, replay
+from privsgp.accounting.chain import LONGEST, Chain, replay
 from privsgp.accounting.mechanisms import Relation, described
 from privsgp.errors import Refused, mending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from privsgp.accounting.chain import Line
+    from privsgp.accounting.chain import Line, Mark
 
-__all__ = [
-    "MOST_AHEAD", "Header", "Ledger", "Mark", "Segment", "first", "lost", "make_room", "read", "short", "together",
-]  # fmt: skip
-
-FORMATS = (2, 3)  # in 3 hashes of messages are BLAKE3
+FORMAT = 3
 MOST_AHEAD = 64
 _MOST = 2**53
 T = TypeVar("T")
@@ -91,8 +87,8 @@ class Header:
     @classmethod
     def read(cls, line: dict[str, Any]) -> Header:
         """Return the header in an `open` line; ValueError says what is wrong with it."""
-        if line.get("format") not in FORMATS:
-            raise ValueError(f"it is not of format {' or '.join(map(str, FORMATS))}")
+        if line.get("format") != FORMAT:
+            raise ValueError(f"it is not of format {FORMAT}")
         try:
             return cls(**{k: v for k, v in line.items() if k not in ("kind", "format")})
         except ValidationError as error:
@@ -144,7 +140,7 @@ class Segment:
             case {"kind": "close"}:
                 self.closed = True
             case _:
-                raise ValueError(f"no line of format {FORMATS[-1]} is a {line.get('kind')!r:.80} with these keys")
+                raise ValueError(f"no line of format {FORMAT} is a {line.get('kind')!r:.80} with these keys")
 
     def _reserve(self, first: int, count: int, attempt: int) -> None:
         if not 0 < count <= MOST_AHEAD:
@@ -212,7 +208,7 @@ class Ledger:
             if segments:
                 _refuse_change(path, segments, header)
                 return cls(chain, segments[0], since, commits=commits)
-            chain.write({"kind": "open", "format": FORMATS[-1]} | dataclasses.asdict(header))
+            chain.write({"kind": "open", "format": FORMAT} | dataclasses.asdict(header))
             chain.sync()
             chain.sync_names()
         except BaseException:
@@ -249,10 +245,8 @@ class Ledger:
     def sent(self, step: int, digest: str) -> None:
         """Note the hash of a message, just before it leaves. One that was not paid for is refused."""
         if not self.holds(step):
-            raise Refused(
-                f"{self.path}: step {step}, attempt {self.attempt} is not paid for",
-                "reserve each step before it is sent, and send it once; only the same bytes may go out again",
-            )
+            what = f"{self.path}: step {step}, attempt {self.attempt} is not paid for"
+            raise Refused(what, "reserve each step before it is sent, and send it once")
         self.next = step + 1
         if digest or self._at_once:
             digest = short(digest)
@@ -294,9 +288,8 @@ class Ledger:
         try:
             self.segment.apply(line)
         except ValueError as reason:
-            raise Refused(
-                f"{self.path}: {line['kind']}: {reason}", "see the ledger for what this run has spent"
-            ) from None
+            what = f"{self.path}: {line['kind']}: {reason}"
+            raise Refused(what, "see the ledger for what this run has spent") from None
         self._chain.write(line)
         self._chain.sync()
 
@@ -365,19 +358,14 @@ def together(ledgers: Sequence[Ledger], action: Callable[[Ledger], T]) -> list[T
 def _refuse_change(path: Path, segments: Sequence[Segment], new: Header) -> None:
     old = segments[0].header
     if len(segments) > 1 or old.run != new.run:
-        raise Refused(
-            f"{path} holds {' and '.join(one.header.run for one in segments)}, and this is run {new.run}",
-            "give each run a ledger of its own: choose another {out}",
-            out=None,
-        )
+        what = f"{path} holds {' and '.join(one.header.run for one in segments)}, and this is run {new.run}"
+        raise Refused(what, "give each run a ledger of its own: choose another {out}", out=None)
     before, now = dataclasses.asdict(old), json.loads(json.dumps(dataclasses.asdict(new)))
     before["mechanism"] = described(old.mechanism).describe()  # with the keys that came later
     if changed := [key for key in before if before[key] != now[key]]:
         key = changed[0]
-        raise Refused(
-            f"{path}: {key} of run {old.run} was {before[key]} and is now {now[key]}",
-            "resume with the configuration the run was started with, or start a new run",
-        )
+        what = f"{path}: {key} of run {old.run} was {before[key]} and is now {now[key]}"
+        raise Refused(what, "resume with the configuration the run was started with, or start a new run")
 
 
 def _refuse_other_node(path: Path, found: Sequence[Segment], node: int | None = None) -> None:
@@ -386,10 +374,8 @@ def _refuse_other_node(path: Path, found: Sequence[Segment], node: int | None = 
     expected = int(named[1]) if named and node is None else node
     for header in (segment.header for segment in found if expected is not None):
         if header.node != expected:
-            raise Refused(
-                f"{path} is the ledger of node {header.node}",
-                f"put node {expected}'s own back: what it has spent stays spent",
-            )
+            remedy = f"put node {expected}'s own back: what it has spent stays spent"
+            raise Refused(f"{path} is the ledger of node {header.node}", remedy)
 
 
 def short(digest: str) -> str:

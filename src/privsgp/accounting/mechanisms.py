@@ -13,12 +13,13 @@ import dataclasses
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_type_hints
 
 from pydantic import Field, ValidationError, create_model
 
 from privsgp.errors import Refused
 from privsgp.options import NotNegative, Options, Positive, Share
+from privsgp.outside import From1, Whole  # noqa: TC001 - pydantic reads them
 
 if TYPE_CHECKING:
     from privsgp.accounting.compound import PersonLevel, Shared
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 Sampling = Literal["poisson", "fixed"]
 Relation = Literal["zero-out", "replace-one"]
 Accountant = Literal["certified", "published"]
-ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
-From0 = Annotated[int, Field(ge=0, le=2**53)]  # beyond, floats no longer count one by one
-From1 = Annotated[int, Field(ge=1, le=2**53)]
 
 
 def nominal(kind: str) -> bool:
@@ -137,7 +135,7 @@ class Release(Mechanism):
     samples: From1
     sampling: Sampling = "poisson"
     kappa: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    coordinates: From0 = 0
+    coordinates: Whole = 0
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -18,7 +18,8 @@ from itertools import combinations_with_replacement, product
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy import special
+
+from privsgp.accounting.saga import normal_mass
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,7 +84,7 @@ def _points(release: Mixture) -> _Points:
     joint = (release.farthest / math.sqrt(s) - own) / s
     edges = _edges(release, own, joint)
     boxes, times = _boxes(edges.size - 1, s)
-    base = _masses(edges, 0.0)
+    base = normal_mass(edges)
     mass = base[boxes].prod(1)
     low, high, mean = np.zeros((3, len(boxes)))
     for coins in product((0, 1), repeat=s):
@@ -94,7 +95,7 @@ def _points(release: Mixture) -> _Points:
         weight = q**drawn * (1 - q) ** (s - drawn)
         ratio, first, last = np.ones((3, len(boxes)))
         for i, shift in enumerate(shifts):
-            each = _masses(edges, shift) / base
+            each = normal_mass(edges - shift) / base
             ratio *= each[boxes[:, i]]
             at = np.exp(np.where(shift > 0, shift * edges - shift**2 / 2, 0.0)) if shift else np.ones(edges.size)
             first *= at[boxes[:, i]]
@@ -129,13 +130,6 @@ def _edges(release: Mixture, own: float, joint: float) -> Array:
     reached = np.cumsum(density)
     inner = np.interp(np.linspace(reached[0], reached[-1], count - 1), reached, fine)
     return np.concatenate([[-math.inf], inner, [math.inf]])
-
-
-def _masses(edges: Array, mean: float) -> Array:
-    """Return the masses of N(mean, 1) between edges, computed in the tail that is nearer."""
-    x = edges - mean
-    upper, lower = -np.diff(special.ndtr(-x)), np.diff(special.ndtr(x))
-    return np.asarray(np.where(x[:-1] > 0, upper, lower))
 
 
 @lru_cache(maxsize=4)

@@ -138,10 +138,8 @@ class PairwiseCovariance:
         """Refuse pairs that share more noise, beside a node's own, than is counted of what their sampler costs."""
         least = min(self.own)
         if self.pair > LARGEST_PAIR**2 * least:
-            raise Refused(
-                f"pairs share noise of σ = {self.pair**0.5:g}, and a node's own noise has σ = {least**0.5:g}",
-                f"take a smaller privacy.pair_ratio: the ratio may be at most {LARGEST_PAIR:g}",
-            )
+            what = f"pairs share noise of σ = {self.pair**0.5:g}, and a node's own noise has σ = {least**0.5:g}"
+            raise Refused(what, f"take a smaller privacy.pair_ratio: the ratio may be at most {LARGEST_PAIR:g}")
 
     def scaled(self, factor: float) -> PairwiseCovariance:
         """Return the same with all variances multiplied: every σ_eff² is then multiplied as well."""

@@ -29,7 +29,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from dp_accounting.pld import pld_pmf
@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     # ε = interval · index, and both sticks there
+    from privsgp.accounting.curve import Sampled
+    from privsgp.accounting.mixture import Mixture
+
+    _Profile = Sampled | Geometry | Mixture  # both hockey sticks of one release, `forward` and `backward`
     _Dots = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]
 
 LARGEST_LOSS = 500.0  # of one release; beyond it a loss counts as infinite
@@ -53,16 +57,6 @@ LONGEST = 1 << 21  # points of a composed distribution: half a second of FFT
 TILT_ABOVE = 1e-3  # of δ: where more may be missing, tilting is tried
 CERTAIN = 0.01  # of δ: where more is missing although masses are tilted, no ε is given
 _HIGHEST = 40.0  # e^40 · TRUNCATION exceeds 1: beyond, a bound on δ says nothing
-
-
-class _Profile(Protocol):
-    """Both hockey sticks of one release, as functions of an ascending array of ε ≥ 0."""
-
-    def forward(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return an upper bound of H_ε(P‖Q): the sample is present in P, absent in Q."""
-
-    def backward(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return an upper bound of H_ε(Q‖P)."""
 
 
 class _Loss(NamedTuple):

@@ -6,14 +6,12 @@ spend anything, with the sums of the budget book.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import Field, ValidationError
+from typing import TYPE_CHECKING, Literal
 
 from privsgp.accounting.shown import up
 from privsgp.errors import Refused
-from privsgp.files import read_toml, user_folder
-from privsgp.options import Count, Options, Positive, option
+from privsgp.files import read_toml, shaped, user_folder
+from privsgp.options import Count, Options, Positive, Probability, option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 
 _LONGEST = 2**16
 _ROUNDING = 1e-9
-Delta = Annotated[float, Field(gt=0, lt=1)]
 
 
 def default_home() -> Path:
@@ -35,22 +32,15 @@ class Policy(Options):
 
     epsilon_run: Positive | None = option(None, "largest ε of one run")
     epsilon_total: Positive | None = option(None, "largest sum of ε over all runs on the same record")
-    delta_run: Delta | None = option(None, "largest δ of one run; default: below 1/J if ε is limited")
-    delta_total: Delta | None = option(None, "largest sum of δ over all runs on the same record")
+    delta_run: Probability | None = option(None, "largest δ of one run; default: below 1/J if ε is limited")
+    delta_total: Probability | None = option(None, "largest sum of δ over all runs on the same record")
     relation: Literal["zero-out", "replace-one"] | None = option(None, "the neighbour relation that ε must be about")
     algorithms: list[str] | None = option(None, "algorithms that may be run")
     weights: Count | None = option(None, "largest number of weights of a model")
     peers: list[str] | None = option(None, "fingerprints of the sites that may take part")
     fewest: Count | None = option(None, "least number of sites that must be there while steps are taken")
-    honest: Count | None = option(
-        None,
-        "most sites, this one included, that ε may need to be honest; 1: no pairwise noise; default: 1 if "
-        "ε or δ is limited",
-    )
-    simulation: bool | None = option(
-        None,
-        "whether the site signs agreements with a seed, which protect nothing; default: false if ε or δ is limited",
-    )
+    honest: Count | None = option(None, "most sites that must be honest, this one included; default: 1 under limits")
+    simulation: bool | None = option(None, "whether the site signs runs with a seed; default: not under limits")
 
     @property
     def limited(self) -> bool:
@@ -73,14 +63,7 @@ def read(path: Path) -> Policy | None:
     if not path.exists():
         return None
     found = read_toml(path, "policy", "mend it: without it this site signs nothing", _LONGEST)
-    try:
-        return Policy.model_validate(found)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        raise Refused(
-            f"{path}: {key} = {first['input']!r}: {first['msg']}", f"known keys: {', '.join(Policy.model_fields)}"
-        ) from error
+    return shaped(found, Policy, str(path), f"known keys: {', '.join(Policy.model_fields)}")
 
 
 def refuse_spending(

@@ -185,8 +185,8 @@ def _atoms(
     y, least = _grid(rate, undrawn, drawn)
     loss = np.logaddexp(np.log1p(-rate) + undrawn * y - undrawn**2 / 2, np.log(rate) + drawn * y - drawn**2 / 2)
     ends = np.concatenate(([-np.inf], y, [np.inf]))
-    absent = _normal_mass(ends)
-    present = (1 - rate) * _normal_mass(ends - undrawn) + rate * _normal_mass(ends - drawn)
+    absent = normal_mass(ends)
+    present = (1 - rate) * normal_mass(ends - undrawn) + rate * normal_mass(ends - drawn)
     m = np.exp(loss)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = (present[1:-1] / absent[1:-1] - m[:-1]) / np.diff(m)
@@ -224,7 +224,7 @@ def _grid(rate: float, undrawn: float, drawn: float) -> tuple[NDArray[np.float64
     return np.unique(np.append(y, least) if y.min() < least < y.max() else y), least
 
 
-def _normal_mass(ends: NDArray[np.float64]) -> NDArray[np.float64]:
+def normal_mass(ends: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the standard normal mass between neighbouring ends, without cancellation in either tail."""
     lower, upper = special.ndtr(ends), special.ndtr(-ends)
     return np.asarray(np.where(ends[:-1] > 0, upper[:-1] - upper[1:], lower[1:] - lower[:-1]))

@@ -76,7 +76,6 @@ def solve(
     Guarantee: `effective(honest)` of what is returned is at least `needed`, node by node.
     """
     n = len(needed)
-    _refuse_impossible(n, honest, ratio)
     if not all(0 < sigma < math.inf for sigma in needed):
         raise Refused(f"σ = {list(needed)}: a node has no noise, or no finite σ", "give every node a finite σ above 0")
     steps = [1.0] * n if weights is None else [n * p for p in weights]
@@ -87,19 +86,6 @@ def solve(
     if least.min() < least.max():
         found = _cheapest(found, least, honest, ratio)
     return _enough(found, needed, honest)
-
-
-def _refuse_impossible(nodes: int, honest: int, ratio: float) -> None:
-    """Refuse numbers for which no pairwise noise protects anybody."""
-    if nodes < 2:
-        raise Refused(f"pairwise noise for {nodes} node", "take at least 2 nodes: pairs of nodes share noise")
-    if not 2 <= honest <= nodes:
-        raise Refused(
-            f"privacy.honest = {honest} is no number of sites out of {nodes}",
-            f"take 2 to {nodes}, the site itself included, or privacy.noise = 'independent' to trust nobody",
-        )
-    if not 1 < ratio < math.inf:
-        raise Refused(f"privacy.pair_ratio = {ratio:g} is not above 1: no noise is shared", "take a larger number")
 
 
 def _equal(variance: float, h: int, ratio: float) -> tuple[float, float]:

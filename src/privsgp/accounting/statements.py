@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import accountant, ledger
 from privsgp.accounting.book import Book
+from privsgp.accounting.chain import lost
 from privsgp.accounting.mechanisms import described
 from privsgp.errors import Refused
 from privsgp.files import finite
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from privsgp.accounting.ledger import Mark, Segment
+    from privsgp.accounting.chain import Mark
+    from privsgp.accounting.ledger import Segment
     from privsgp.accounting.mechanisms import Mechanism, Relation
 
 DELTA = 1e-5  # where a run fixed σ and named no budget, ε is told at this δ
@@ -72,7 +74,7 @@ def statements(path: Path) -> list[Statement]:
     if not path.is_file():
         nodes, ledgers = [segments[-1].header.node for segments in found], files[0].parent
         if (gone := book.missing(found[0][0].header.run, ledgers.parent, nodes)) is not None:
-            raise ledger.lost(ledgers / f"node-{gone[0]}.jsonl", gone[1])
+            raise lost(ledgers / f"node-{gone[0]}.jsonl", gone[1])
     return sorted(map(_statement, found), key=lambda statement: statement.node)
 
 

@@ -35,19 +35,14 @@ class _Methods(Mapping[str, type[Algorithm]]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def __contains__(self, name: object) -> bool:
-        return name in _OWN or name in self._registered or name in plugins.offered(plugins.ALGORITHMS)
-
     def __getitem__(self, name: str) -> type[Algorithm]:
         if name in _OWN:
             return _OWN[name]
         if name not in self._registered:
             offered = register(plugins.load(plugins.offered(plugins.ALGORITHMS)[name]))
             if offered.name != name:
-                raise Refused(
-                    f"the entry point {name!r} of {offered.__module__} offers a method called {offered.name!r}",
-                    "give the entry point the method's name",
-                )
+                what = f"the entry point {name!r} of {offered.__module__} offers a method called {offered.name!r}"
+                raise Refused(what, "give the entry point the method's name")
         return self._registered[name]
 
     def add(self, algorithm: type[Algorithm]) -> None:

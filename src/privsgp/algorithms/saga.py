@@ -56,10 +56,8 @@ class SagaOptions(_TableOptions):
     @model_validator(mode="after")
     def _rounded_entries_are_not_clipped(self) -> Self:
         if self.table_dtype == "bfloat16" and self.difference_clip is not None:
-            raise Refused(
-                f"algorithm.table_dtype = 'bfloat16' with algorithm.difference_clip = {self.difference_clip}",
-                "leave one of them out: a rounded entry may move by more than the difference clip",
-            )
+            what = f"algorithm.table_dtype = 'bfloat16' with algorithm.difference_clip = {self.difference_clip}"
+            raise Refused(what, "leave one of them out: a rounded entry may move by more than the difference clip")
         return self
 
 

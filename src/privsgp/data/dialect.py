@@ -27,9 +27,7 @@ _MARK = r"^[+-]?[\d{0}]+(?:[{1}]\d*)?(?:[eE][+-]?\d+)?$"  # a number: thousands,
 class Dialect(Options):
     """One site's way to write a table."""
 
-    encoding: Literal["utf-8", "cp1252", "latin-1", "iso-8859-15", "cp1250", "cp850"] = option(
-        "utf-8", "of a CSV file; Windows in Western Europe writes cp1252"
-    )
+    encoding: Literal["utf-8", "cp1252", "latin-1", "iso-8859-15", "cp1250", "cp850"] = option("utf-8", "of a CSV file")
     separator: Literal[",", ";", "\t", "|"] | None = option(None, "between values; default: found in the first line")
     decimal: Literal[".", ","] = option(".", "the decimal mark")
     thousands: Literal["", ".", ",", " ", "'"] = option("", "the mark between thousands")

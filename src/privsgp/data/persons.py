@@ -8,6 +8,7 @@ what goes on is a hash of it, for the budget book alone.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import unicodedata
 from decimal import Decimal
@@ -79,42 +80,39 @@ class Named(NamedTuple):
     weights: NDArray[np.float64] | None = None
 
 
-def named(found: Mapping[str, Any], options: PersonOptions, where: str) -> Named:
-    """Take identifiers, dates and weights from arrays by the names that `options` gives; refuse a row without one."""
-    names = identifiers(np.asarray(found[options.person or ""]).tolist(), f"{where}: {options.person!r}")
+def named(found: Mapping[str, Any], options: PersonOptions, where: str, missing: Sequence[str] = ()) -> Named:
+    """Take identifiers, dates and weights by the names that `options` gives; refuse rows without one.
+
+    Rows without an identifier would be one person.
+    """
+    values = np.asarray(found[options.person or ""]).tolist()
+    names = [str(value.decode("utf-8", "replace") if isinstance(value, bytes) else value).strip() for value in values]
+    forms = {name: canonical(name) for name in {*names} - {*missing}}
+    gone = {*missing, *(name for name, form in forms.items() if form in _NOBODY or not any(map(str.isalnum, form)))}
+    if nobody := [row for row, name in enumerate(names, 1) if name in gone]:
+        more = f" ({len(nobody)} such rows)" if len(nobody) > 1 else ""
+        what = f"{where}: {options.person!r}, row {nobody[0]}: no identifier of a person{more}"
+        raise Refused(what, "give each row the identifier of its person, or leave the row out")
     date, weight = options.rows_date, options.rows_weight
-    dates = None if date is None else _numbers(found[date], f"{where}: {date!r}: a date is none", BY_DATE)
-    weights = None if weight is None else _numbers(found[weight], f"{where}: {weight!r}: a weight is none", BY_WEIGHT)
+    dates = None if date is None else _numbers(found[date], f"{where}: {date!r}", "date", BY_DATE)
+    weights = None if weight is None else _numbers(found[weight], f"{where}: {weight!r}", "weight", BY_WEIGHT)
     return Named(names, dates, weights)
 
 
-def identifiers(values: Sequence[object], where: str) -> list[str]:
-    """Return identifiers as texts; refuse rows without one: they would be one person."""
-    names = [str(value.decode("utf-8", "replace") if isinstance(value, bytes) else value).strip() for value in values]
-    missing = {name for name in set(names) if canonical(name) in _NOBODY}
-    if (nobody := [i for i, name in enumerate(names) if name in missing]) != []:
-        more = f" ({len(nobody)} such rows)" if len(nobody) > 1 else ""
-        raise Refused(
-            f"{where}, row {nobody[0] + 1}: no identifier of a person{more}",
-            "give each row the identifier of its person, or leave the row out",
-        )
-    return names
-
-
-def _numbers(given: Any, what: str, remedy: str) -> NDArray[np.float64]:  # noqa: ANN401 - arrays
-    try:
-        known = np.array([_number(one) for one in np.asarray(given).tolist()])
-    except (TypeError, ValueError):
-        known = np.array([np.nan])
-    if not np.isfinite(known).all():
-        raise Refused(what, remedy)
+def _numbers(given: Any, where: str, kind: str, remedy: str) -> NDArray[np.float64]:  # noqa: ANN401 - arrays
+    known = np.array([_number(str(one)) for one in np.asarray(given).tolist()])
+    if (bad := ~np.isfinite(known)).any():
+        raise Refused(f"{where}, row {int(bad.argmax()) + 1}: no {kind}", remedy)
     return known
 
 
-def _number(date: object) -> float:
-    """Return a date as a number that grows with it: the day alone, 20260131, or a number as it is."""
-    day = _DATE.fullmatch(text := str(date))
-    return float("".join(day.groups()) if day else text)
+def _number(text: str) -> float:
+    """Return a date as a number that grows with it: the day alone, 20260131, or a number; NaN if it is none."""
+    day = _DATE.fullmatch(text)
+    try:
+        return float("".join(day.groups()) if day else text)
+    except ValueError:
+        return math.nan
 
 
 def repeats(name: str, count: int, rows: int) -> bool:
@@ -145,7 +143,7 @@ def canonical(name: str) -> str:
     return format(number.normalize(), "f") if number else "0"
 
 
-_NOBODY = {canonical(word) for word in (*MISSING, "<NA>", "NaT", "#N/A", ".")}  # as programs write it
+_NOBODY = {canonical(word) for word in (*MISSING, "<NA>", "NaT", "#N/A")}  # as programs write it
 
 
 def in_forms(count: int) -> str:

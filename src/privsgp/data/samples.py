@@ -95,7 +95,5 @@ def _items(given: torch_data.Dataset[Any]) -> tuple[Any, Any]:
 
 
 def _several(what: str) -> Refused:
-    return Refused(
-        f"{what} has several inputs",
-        "give one array: x = numpy.stack([ids, mask], 1), and in forward x[:, 0] and x[:, 1]",
-    )
+    remedy = "give one array: x = numpy.stack([ids, mask], 1), and in forward x[:, 0] and x[:, 1]"
+    return Refused(f"{what} has several inputs", remedy)

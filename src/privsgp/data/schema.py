@@ -20,7 +20,8 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from privsgp.data.schema_text import refusal
 from privsgp.errors import Refused
 from privsgp.files import read_toml
-from privsgp.options import Options, Positive, option
+from privsgp.options import Options, Positive, Probability, option
+from privsgp.outside import Number as Finite
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,18 +53,17 @@ def _once_each(values: list[str]) -> list[str]:
     return values
 
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, BeforeValidator(_as_text), Field(min_length=1, max_length=1000)]
 Listed = Annotated[list[Text], AfterValidator(_once_each)]
-Share = Annotated[float, Field(gt=0, lt=1)]
+_Range = Annotated[list[Finite], Field(min_length=2, max_length=2)]
+_Edges = Annotated[list[Finite], Field(min_length=1, max_length=100)]
+_Digest = Annotated[str, Field(pattern="^([0-9a-f]{16})?(-([0-9a-f]{16})?){0,15}$")]
 
 
 class Scaled(Options):
     """A number on a public scale: `range` becomes −1 … 1, or `centre` 0 and `centre + scale` 1."""
 
-    range: Annotated[list[Finite], Field(min_length=2, max_length=2)] | None = option(
-        None, "[smallest, largest]: what lies outside is clipped"
-    )
+    range: _Range | None = option(None, "[smallest, largest]: what lies outside is clipped")
     centre: Finite | None = option(None, "what becomes 0; needs scale")
     scale: Positive | None = option(None, "how far from the centre becomes 1; needs centre")
 
@@ -101,9 +101,7 @@ class Number(Scaled):
     """A column of numbers."""
 
     type: Literal["number"]
-    bins: Annotated[list[Finite], Field(min_length=1, max_length=100)] | None = option(
-        None, "rising public edges between the bins of model.name = 'additive'"
-    )
+    bins: _Edges | None = option(None, "rising public edges between the bins of model.name = 'additive'")
     missing: Finite | None = option(None, "what a missing value becomes, with an indicator; default: it is refused")
 
     @model_validator(mode="after")
@@ -167,7 +165,7 @@ class Target(Scaled):
 
     column: str = option(..., "its name")
     classes: Annotated[Listed, Field(min_length=2)] | None = option(None, "the public list: the first is class 0")
-    balance: list[Share] | None = option(None, "the public share of each class, about; the planner uses it")
+    balance: list[Probability] | None = option(None, "the public share of each class, about; the planner uses it")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -254,9 +252,7 @@ class Schema(Options):
     ]
     columns: Annotated[dict[str, Column], Field(min_length=1)]
     missing: list[str] = option(MISSING, "texts that stand for a missing value, unless a category lists them")
-    drafted: list[Annotated[str, Field(pattern="^([0-9a-f]{16})?(-([0-9a-f]{16})?){0,15}$")]] | None = option(
-        None, "digests of the public table it was drafted from: a site's table with the same rows is refused"
-    )
+    drafted: list[_Digest] | None = option(None, "digests of the public table, which no site's table may have")
 
     @model_validator(mode="after")
     def _can_be_encoded(self) -> Self:

@@ -19,7 +19,7 @@ from privsgp.data import dialect as dialects
 from privsgp.data import same_records, survival
 from privsgp.data.files import Found, refuse_vast
 from privsgp.data.hashes import row_hashes
-from privsgp.data.persons import BY_DATE, BY_WEIGHT, Named, PersonOptions, identifiers, repeats, warning
+from privsgp.data.persons import Named, PersonOptions, named, repeats, warning
 from privsgp.data.schema import OTHER, WORDS, Category, Number, Scaled, Schema, Survival, doubles
 from privsgp.data.schema_text import column_line, toml_key, toml_value
 from privsgp.errors import Refused
@@ -252,12 +252,12 @@ def encode(
     if labelled:
         y, counts[schema.target.columns[0]] = encode_target(table, schema, where)
     rows = row_hashes(table, schema.encoded) if labelled else None
-    named = None if persons is None else whose(table, schema, where, persons)
+    names = None if persons is None else whose(table, schema, where, persons)
     found = repeating(table, schema) if own and persons is None else ()
     notes = [*(warning(name, count, table.num_rows) for name, count in found), *count_notes(counts)]
     return Found(
         np.concatenate(blocks, 1), y, classes=schema.classes, task=schema.task, notes=[f"{where}: {n}" for n in notes],
-        rows=rows, named=named,
+        rows=rows, named=names,
     )  # fmt: skip
 
 
@@ -274,37 +274,10 @@ def repeating(table: Any, schema: Schema, used: Collection[str] = ()) -> list[tu
 
 def whose(table: Any, schema: Schema, where: str, persons: PersonOptions) -> Named:  # noqa: ANN401 - Arrow's
     """Return whose rows they are, and their dates and weights if asked for."""
-    column, date, weight = persons.person or "", persons.rows_date, persons.rows_weight
     if missing := [name for name in persons.columns if name not in table.column_names]:
         raise Refused(f"{where} has no column {_names(missing)}", "name the column as it is after the dialect")
-    texts, gone = Values(table.column(column), schema, f"{where}: column {column!r}", "text").texts()
-    texts = ["" if missing else text for text, missing in zip(texts.to_pylist(), gone, strict=True)]
-    names = identifiers(texts, f"{where}: column {column!r}")
-    dates = None if date is None else _dates(table.column(date), schema, f"{where}: column {date!r}")
-    if weight is None:
-        return Named(names, dates)
-    values = Values(table.column(weight), schema, f"{where}: column {weight!r}", "number")
-    return Named(names, dates, _all_there(values, "is no weight", BY_WEIGHT))
-
-
-def _dates(column: Any, schema: Schema, where: str) -> Floats:  # noqa: ANN401 - Arrow's
-    """Return dates as numbers, each by itself: what stands in other rows has no part in it."""
-    texts = _any(column.type, "string", "large_string", "string_view")
-    if _any(column.type, "date", "timestamp"):
-        column, texts = column.cast("string"), True
-    if not texts:
-        return _all_there(Values(column, schema, where, "number"), "is no date", BY_DATE)
-    import pyarrow.compute as pc
-
-    days = pc.replace_substring_regex(column.cast("string"), r"^\s*(\d{4})-(\d\d)-(\d\d)([T ].*)?$", r"\1\2\3")
-    return _all_there(Values(days, schema, where, "number"), "is no date", BY_DATE)
-
-
-def _all_there(values: Values, what: str, remedy: str) -> Floats:
-    numbers, missing = values.numbers()
-    if missing.any():
-        raise values.wrong(missing, what, remedy)
-    return numbers
+    found = {name: np.array(table.column(name).to_pylist(), object) for name in persons.columns}
+    return named(found, persons, where, schema.missing)
 
 
 def refuse_drafted(table: Any, schema: Schema, where: str) -> None:  # noqa: ANN401 - Arrow's

@@ -36,10 +36,8 @@ class FinalModel(Options):
     @model_validator(mode="after")
     def _average_has_a_use(self) -> Self:
         if self.average_share is not None and self.average == "none":
-            raise Refused(
-                f"algorithm.average_share = {self.average_share} with algorithm.average = 'none'",
-                "leave it out, or take 'tail'",
-            )
+            what = f"algorithm.average_share = {self.average_share} with algorithm.average = 'none'"
+            raise Refused(what, "leave it out, or take 'tail'")
         return self
 
     @property

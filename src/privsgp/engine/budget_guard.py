@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from privsgp.accounting.ledger import Mark
+    from privsgp.accounting.chain import Mark
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
@@ -130,10 +130,8 @@ class BudgetGuard:
                 self._unsure = True
                 knows = "has not paid for it" if last < k else f"knows of step {last} with another message"
                 held = f"{self.folder.checkpoint} holds a message of step {k}" if k >= 0 else "no checkpoint is there"
-                raise Refused(
-                    f"{held}, and {ledger.path} {knows}",
-                    "restore the run folder as it was when the run stopped: this one is a mixture",
-                )
+                remedy = "restore the run folder as it was when the run stopped: this one is a mixture"
+                raise Refused(f"{held}, and {ledger.path} {knows}", remedy)
 
     def record(self, number: int, x: Tensor, node: int | None = None) -> None:
         """Note messages [m, d] before they leave: those of step `number`, or of one node's release of that number."""

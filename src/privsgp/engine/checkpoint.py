@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
-from privsgp.accounting.ledger import Mark
+from privsgp.accounting.chain import Mark
 from privsgp.algorithms import State
 from privsgp.devices import in_threads
 from privsgp.engine.folder import write_tensors
@@ -108,10 +108,8 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, str]]]:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != "privsgp-checkpoint" or metadata.get("version") != str(VERSION):
-                raise Refused(
-                    f"{path} has format {metadata.get('format')!r} version {metadata.get('version')!r}",
-                    f"this release reads privsgp-checkpoint version {VERSION}; resume with the release that wrote it",
-                )
+                what = f"{path} has format {metadata.get('format')!r} version {metadata.get('version')!r}"
+                raise Refused(what, f"resume with the release that wrote it: this one reads version {VERSION}")
             if metadata.get("check") != _check(metadata):
                 raise _damaged(path, "its check value does not fit what it says of itself")
             yield file, metadata
@@ -120,11 +118,8 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, str]]]:
 
 
 def _damaged(path: Path, how: str) -> Refused:
-    return Refused(
-        f"the checkpoint {path} is damaged: {how}",
-        "put a copy of it back, or begin again with another {out}: the budget book adds both runs up",
-        out=None,
-    )
+    remedy = "put a copy of it back, or begin again with another {out}: the budget book adds both runs up"
+    return Refused(f"the checkpoint {path} is damaged: {how}", remedy, out=None)
 
 
 def verified(path: Path, run: str = "") -> Progress:
@@ -147,11 +142,8 @@ def last_common(folder: Folder, world: World, shared: str) -> tuple[Path, Progre
     everybody = world.all_gather(list(mine), Annotated[list[Whole], Field(max_length=2)])
     common = set(everybody[0]).intersection(*everybody[1:])
     if not common and all(everybody):
-        raise Refused(
-            f"the processes' checkpoints are of the steps {everybody}: no step is in all of them",
-            "put copies of one step back in all processes' folders, or begin again with another {out}",
-            out=None,
-        )
+        what = f"the processes' checkpoints are of the steps {everybody}: no step is in all of them"
+        raise Refused(what, "put copies of one step back in all folders, or begin again with another {out}", out=None)
     return mine[max(common)] if common else None
 
 
@@ -207,11 +199,8 @@ def load_arrays(path: Path, memory: Memory) -> None:
             like, many = values[0], len(values) > 1
             shape = (sum(map(len, values)), *like.shape[1:]) if many else like.shape
             if kept.dtype != like.dtype or kept.shape != shape:
-                raise Refused(
-                    f"{path} has {name} as {kept.dtype} {tuple(kept.shape)}, and this version keeps it as "
-                    f"{like.dtype} {tuple(shape)}",
-                    "continue with the version that wrote it, or begin a new run",
-                )
+                what = f"{path} has {name} as {kept.dtype} {tuple(kept.shape)}, and not as {like.dtype} {tuple(shape)}"
+                raise Refused(what, "continue with the version that wrote it, or begin a new run")
             for value, own in zip(values, torch.split(kept, [*map(len, values)]) if many else [kept], strict=True):
                 value.copy_(own)
 

@@ -37,12 +37,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-METRICS_VERSION = 1
-
-
-class _Circumstances(Kept):
-    processes: int = Field(1, ge=1)
-
 
 class _Identity(Kept):
     """run.json."""
@@ -53,7 +47,7 @@ class _Identity(Kept):
     ledgers: str | None = None
     versions: dict[str, str] = Field(default_factory=dict)
     command: list[str] = Field(default_factory=list)
-    circumstances: _Circumstances | None = None
+    circumstances: dict[str, Any] | None = None
 
 
 class Folder:
@@ -78,7 +72,7 @@ class Folder:
 
     @property
     def ledgers(self) -> Path | None:
-        """The ledgers of an older run whose budget this run continues to spend; None for its own."""
+        """The ledgers of an older run whose budget a run of 1.0.0rc1 continues to spend; None for its own."""
         where = self.identity.get("ledgers")
         return None if where is None else Path(where)
 
@@ -93,9 +87,8 @@ class Folder:
             there = there.parent
         if not there.is_dir() or not os.access(there, os.W_OK):
             why = "is not a folder" if not there.is_dir() else "is not writable"
-            raise Refused(
-                f"cannot make the run folder {self.path}: {there} {why}", "choose another one with {out}", out=None
-            )
+            what = f"cannot make the run folder {self.path}: {there} {why}"
+            raise Refused(what, "choose another one with {out}", out=None)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[Folder]:
@@ -114,20 +107,15 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = path.open("a")
         except OSError as error:
-            raise Refused(
-                f"cannot write to the run folder {self.path}: {error.strerror}",
-                "choose another one with {out}",
-                out=None,
-            ) from error
+            what = f"cannot write to the run folder {self.path}: {error.strerror}"
+            raise Refused(what, "choose another one with {out}", out=None) from error
         with lock:
             try:
                 fcntl.flock(lock, kind | fcntl.LOCK_NB)
             except OSError as error:
-                raise Refused(
-                    f"the run folder {self.path} is in use by another process",
-                    "wait until that process ends, or stop it; a new run needs another {out}",
-                    out=None,
-                ) from error
+                what = f"the run folder {self.path} is in use by another process"
+                remedy = "wait until that process ends, or stop it; a new run needs another {out}"
+                raise Refused(what, remedy, out=None) from error
             yield
 
     def prepare(self) -> None:
@@ -181,7 +169,7 @@ class Folder:
 
     def write_metrics(self, rows: list[dict[str, Any]], *, simulation: bool) -> None:
         """Write all evaluations anew; the header warns of a simulation."""
-        header = {"format": "privsgp-metrics", "version": METRICS_VERSION, "simulation": simulation}
+        header = {"format": "privsgp-metrics", "version": 1, "simulation": simulation}
         write(self.metrics, "".join(json.dumps(line) + "\n" for line in [header, *rows]))
 
 
@@ -205,16 +193,12 @@ def refuse_used(out: Path, *, resume: bool, secret: bool = False, restarted: boo
     """
     there = Folder(out).config.exists()
     if there and not resume and not restarted:
-        raise Refused(
-            f"{out} already holds a run", "add {resume} to continue it, or choose another {out}", resume=True, out=None
-        )
+        remedy = "add {resume} to continue it, or choose another {out}"
+        raise Refused(f"{out} already holds a run", remedy, resume=True, out=None)
     if secret and resume and not there:
-        raise Refused(
-            "{resume} with {out}: there is no run to resume, and a new one would spend its budget again",
-            "name the run's folder in {out}; to begin a run, start it without {resume}",
-            resume=True,
-            out=out,
-        )
+        what = "{resume} with {out}: there is no run to resume, and a new one would spend its budget again"
+        remedy = "name the run's folder in {out}; to begin a run, start it without {resume}"
+        raise Refused(what, remedy, resume=True, out=out)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:

@@ -152,12 +152,6 @@ class _Source(Kept):
     words: str
 
 
-class _Asked(Kept):
-    steps: int | str
-    step_size: float | str
-    batch: float | str
-
-
 class Plan(Kept):
     """plan.json."""
 
@@ -165,7 +159,6 @@ class Plan(Kept):
     steps: _Whole
     step_size: float
     batch: float
-    asked: _Asked | None = None
     estimated_on: _Source
     accountant: str
     warnings: list[str]

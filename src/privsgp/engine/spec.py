@@ -126,11 +126,8 @@ class NodeBudgets:
         for i in nodes:
             budget, spent = self.budgets[i], self.epsilon(i, self.allowance[i])
             if budget is None or not spent <= budget * (1 + _ROUNDING):
-                raise Refused(
-                    f"sigma = {self.mechanisms[i].sigma:g} of node {i}: its {self.allowance[i]} releases would spend "
-                    f"ε = {up(spent, 6)} of {budget}",
-                    "nothing was sent; report this: noise must be calibrated for what is released",
-                )
+                what = f"{self.allowance[i]} releases of node {i} would spend ε = {up(spent, 6)} of {budget}"
+                raise Refused(what, "nothing was sent; report this: noise must be calibrated for what is released")
 
 
 @dataclass(frozen=True)
@@ -179,11 +176,8 @@ class RunSpec:
     def __post_init__(self) -> None:
         counted = [m.samples for m in self.mechanisms]
         if counted != list(self.learning.samples):
-            raise Refused(
-                f"nodes {self.here.start} … {self.here.stop - 1} hold {list(self.learning.samples)} samples and are "
-                f"counted as if they held {counted}",
-                "nothing was sent; report this: privsgp must draw from the records that it counts",
-            )
+            what = f"nodes hold {list(self.learning.samples)} samples and are counted as if they held {counted}"
+            raise Refused(what, "nothing was sent; report this: privsgp must draw from the records that it counts")
 
     def released(self, node: int, k: int) -> int:
         """Return how many releases the node makes in the first k steps: one a step, or what the clock says."""
@@ -247,19 +241,16 @@ def refuse_coarser(spec: RunSpec) -> None:
     now = kappa(spec.dtype, spec.device, positions=places)
     counted = min(mechanism.kappa for mechanism in spec.mechanisms)
     if now > counted:
-        raise Refused(
-            f"ε was computed for κ = {counted:g}, and the arithmetic now has κ = {now:g}",
-            "do not change torch.backends.*.allow_tf32 between the preparation and the end of a run",
-        )
+        what = f"ε was computed for κ = {counted:g}, and the arithmetic now has κ = {now:g}"
+        raise Refused(what, "do not change torch.backends.*.allow_tf32 between the preparation and the end of a run")
     if spec.simulation:
         return
     if emulated := device_of(spec.device).emulates_float64:
         raise Refused(f"{emulated} = {os.environ[emulated]!r}: cuBLAS may emulate float64", "leave it unset")
     coarse = device_of(spec.device).coarsens_float32
     if places > 1 and coarse:  # the exact way (`Positions`) counts the rounding of full float32
-        raise Refused(
-            f"{coarse}: a CPU may multiply float32 in fewer bits", "leave it unset, or take float32_matmul 'highest'"
-        )
+        what = f"{coarse}: a CPU may multiply float32 in fewer bits"
+        raise Refused(what, "leave it unset, or take float32_matmul 'highest'")
 
 
 def refuse_vast(spec: RunSpec, places: int) -> None:

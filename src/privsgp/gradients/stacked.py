@@ -121,18 +121,16 @@ def refuse_mixing(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -
     with torch.no_grad():
         together = loss(probe(inputs), targets)
     if together.shape != targets.shape[:1]:
-        raise Refused(
-            f"the loss gives a tensor of shape {tuple(together.shape)} for {targets.shape[0]} samples",
-            "return one number per sample (reduction='none', averaged over everything but the first axis)",
-        )
+        what = f"the loss gives a tensor of shape {tuple(together.shape)} for {targets.shape[0]} samples"
+        raise Refused(what, "return one number per sample (reduction='none', averaged over all but the first axis)")
     samples = zip(torch.split(inputs, 1), torch.split(targets, 1), strict=True)
     with torch.no_grad():
         alone = torch.cat([loss(probe(x), y) for x, y in samples])
     if not torch.allclose(together, alone, rtol=1e-9, atol=1e-12, equal_nan=True):
         apart = float((together - alone).abs().max())
+        what = f"the loss of a sample depends on the other samples of its batch (by {apart:.3g})"
         raise Refused(
-            f"the loss of a sample depends on the other samples of its batch (by {apart:.3g})",
-            "make every operation of the model and the loss act on each sample alone, and change no state of a layer",
+            what, "make every operation of the model and the loss act on each sample alone, and change no state"
         )
 
 

@@ -78,8 +78,6 @@ class Table:
         self.mean = first.new_zeros(len(first), sum(piece.size for piece in like), dtype=torch.float64)
         fewer_bits = dtype is not None and dtype != first.dtype
         self.scale = first.new_zeros(len(first), samples + 1) if fewer_bits else None
-        if fewer_bits and difference_clip is not None:
-            raise ValueError("a rounded entry may move by more than the difference clip")
 
     def prepared(self, g: PerSample) -> PerSample:
         """Multiply out what is kept plain, and round what is kept in fewer bits, before it is clipped.
@@ -269,11 +267,9 @@ def _table_device(size: int, words: str, device: torch.device) -> torch.device:
             name = "on the device" if where == device else "in memory"
             _LOG.info("table: %s = %s, %s (%s free)", words, in_units(size), name, in_units(room))
             return where
-    raise Refused(
-        f"a table of {words} takes {in_units(size)}, and {in_units(max(free.values()))} are free",
-        f"a table may take {_SHARE:.0%} of that: take algorithm.table_dtype = 'bfloat16', fewer samples a node, or "
-        "'privsgp', which keeps no table",
-    )
+    what = f"a table of {words} takes {in_units(size)}, and {in_units(max(free.values()))} are free"
+    remedy = "algorithm.table_dtype = 'bfloat16', fewer samples a node, or 'privsgp', which keeps no table"
+    raise Refused(what, f"a table may take {_SHARE:.0%} of that: take {remedy}")
 
 
 def _put(table: Tensor, rows: Tensor, value: Tensor, factor: Tensor) -> None:

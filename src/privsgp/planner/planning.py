@@ -6,7 +6,6 @@ model at x⁰, and stand-in or public data to rehearse with.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from privsgp.errors import Refused
 from privsgp.files import flat
 from privsgp.gradients import Layout
 from privsgp.planner import public_rows, stand_in
-from privsgp.planner.choose import LENGTHS, Choice, Planner, best_batch, best_clip, planner
+from privsgp.planner.choose import Choice, Planner, best_batch, best_clip, planner
 from privsgp.planner.noise import Method, Network
 from privsgp.planner.record import Plan, Source, enough
 from privsgp.planner.rehearsal import Rehearsal
@@ -81,17 +80,10 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, say:
 
 
 def _choice(config: Config, p: Planner, method: Method, batch: float) -> Choice:
-    """Choose K and γ, as far as they are open; γ may depend on K (`"theory"`)."""
-    a, n = config.algorithm, p.network.nodes
-    steps = None if "steps" in a.auto else a.steps
-    if "step_size" in a.auto:
-        return p.choose(method, batch, steps, None)
-    if a.step_size != "theory":
-        return p.choose(method, batch, steps, float(a.step_size))
-    if steps is None:  # T = γK = √(nK)
-        distance = p.choose(method, batch, None, None).distance
-        steps = min(max(round(distance**2 / n), 1), LENGTHS[-1])
-    return p.choose(method, batch, steps, math.sqrt(n / steps))
+    """Choose K and γ, as far as they are open."""
+    a = config.algorithm
+    steps, step_size = (None if key in a.auto else getattr(a, key) for key in ("steps", "step_size"))
+    return p.choose(method, batch, steps, step_size)
 
 
 def network_of(config: Config, problem: Problem) -> Network:

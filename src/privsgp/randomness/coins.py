@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import special
 
-from privsgp.errors import Refused
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -86,8 +84,6 @@ def batches(
 
     Assumes: the number of passes may be seen (it shows in a step's time): the engine does not send it.
     """
-    if capacity < 1:
-        raise Refused(f"capacity = {capacity}: no sample fits into the batch", "take 1 or more")
     lengths = np.array([len(d) for d in draws])
     passes = max(1, -(-int(lengths.max()) // capacity))
     mask = np.arange(passes * capacity) < lengths[:, None]

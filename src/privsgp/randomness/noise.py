@@ -70,7 +70,6 @@ class Streams:
 
     def __init__(self, keys: dict[str, bytes]) -> None:
         self._keys = keys
-        self._ciphers: dict[str, list[Any]] = {}  # by purpose, those that nobody uses: threads draw at the same time
 
     def key(self, purpose: str) -> bytes:
         """Return the key of a purpose, for a kernel that makes the same words elsewhere."""
@@ -84,27 +83,16 @@ class Streams:
 
     def _read(self, rows: Rows, purpose: str, nodes: Sequence[int], step: int, block: int = 0) -> None:
         """Fill each row with the key stream of its (node, step), from the 64-byte `block` on."""
-        free = self._ciphers.setdefault(purpose, [])
-        try:
-            encryptor = free.pop()
-        except IndexError:
-            encryptor = self._cipher(purpose)
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
         for row, node in zip(rows, nodes, strict=True):
-            # Past 2³² blocks the counter would run into the node's field, and streams would meet.
             refuse_wide(node=node, step=step, block=block + row.nbytes // _BLOCK_BYTES)
-            encryptor.reset_nonce(_NONCE.pack(block, node, step, 0))
+            cipher = algorithms.ChaCha20(self._keys[purpose], _NONCE.pack(block, node, step, 0))
+            encryptor = Cipher(cipher, mode=None).encryptor()
             target = memoryview(row).cast("B") if len(row) else memoryview(b"")
             for start in range(0, len(target), len(_ZEROS)):
                 some = target[start : start + len(_ZEROS)]
                 encryptor.update_into(_ZEROS[: len(some)], some)
-        free.append(encryptor)
-
-    def _cipher(self, purpose: str) -> Any:  # noqa: ANN401 - cryptography is imported late
-        """Make a cipher of a purpose, to be kept: to give it another nonce takes a third of the time."""
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-
-        first = algorithms.ChaCha20(self._keys[purpose], _NONCE.pack(0, 0, 0, 0))
-        return Cipher(first, mode=None).encryptor()
 
     def _fill(self, out: npt.NDArray[Any], nodes: Sequence[int], step: int, real: type[np.floating[Any]]) -> None:
         """Fill `out` [m, d] with standard normals, computed in `real`."""
@@ -164,9 +152,6 @@ class Keyed(Streams):
         super().__init__({p: hashlib.blake2b(f"privsgp 1 {p} {seed}".encode()).digest()[:32] for p in PURPOSES})
         self.seed = seed
 
-    def __repr__(self) -> str:
-        return f"Keyed(seed={self.seed})"
-
     def derived(self, purpose: str) -> Keyed:
         """Return a source of other numbers that follow from the same seed."""
         digest = hashlib.blake2b(f"privsgp 1 {purpose} of {self.seed}".encode()).digest()
@@ -221,9 +206,6 @@ class Secure(Streams):
         self._process = os.getpid()
         self._frontier: dict[str, dict[int, int]] = {}  # by purpose and node: the step after the last one drawn
 
-    def __repr__(self) -> str:
-        return "Secure(keys hidden)"
-
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise Refused("a Secure() cannot be copied or pickled", "make a new Secure(): keys stay in one object's memory")
 
@@ -270,16 +252,13 @@ class Secure(Streams):
     def _claim(self, purpose: str, nodes: Sequence[int], step: int) -> None:
         """Let nobody draw these again; refuse steps up to the last one drawn, and a node that is named twice."""
         if os.getpid() != self._process:
-            raise Refused(
-                "a Secure() was used in a forked process", "make a new Secure() there: two copies would agree"
-            )
+            what = "a Secure() was used in a forked process"
+            raise Refused(what, "make a new Secure() there: two copies would agree")
         frontier, claimed = self._frontier.setdefault(purpose, {}), set[int]()
         for node in nodes:
             if step < frontier.get(node, 0) or node in claimed:
-                raise Refused(
-                    f"{purpose} of node {node}, step {step}: already used",
-                    "secret randomness is used once: draw in the order of the steps",
-                )
+                what = f"{purpose} of node {node}, step {step}: already used"
+                raise Refused(what, "secret randomness is used once: draw in the order of the steps")
             claimed.add(node)
         frontier.update(dict.fromkeys(nodes, step + 1))
 
@@ -331,10 +310,8 @@ def refuse_wide(**fields: int) -> None:
 
 def _refuse_shape(out: torch.Tensor, nodes: Sequence[int]) -> None:
     if out.ndim != 2 or len(out) != len(nodes) or out.dtype not in (torch.float32, torch.float64):
-        raise Refused(
-            f"noise for {len(nodes)} nodes does not fit {tuple(out.shape)} of {out.dtype}",
-            "pass one row for each node, in float32 or float64",
-        )
+        what = f"noise for {len(nodes)} nodes does not fit {tuple(out.shape)} of {out.dtype}"
+        raise Refused(what, "pass one row for each node, in float32 or float64")
 
 
 class NodeNoise(Protocol):

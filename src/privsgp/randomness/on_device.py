@@ -127,10 +127,8 @@ def _numbers(start: int, stop: int, device: torch.device) -> torch.Tensor:
 def _fill(out: torch.Tensor, dtype: torch.dtype, kernel: Callable[[torch.Tensor], None]) -> None:
     """Let a kernel fill `out`, or contiguous rows of its own precision that are copied there."""
     if not have_triton() or out.shape[1] >= LONGEST:
-        raise Refused(
-            f"noise of {out.shape[1]:,} numbers a node on {out.device}",
-            f"install Triton; a GPU draws fewer than {LONGEST:,} numbers a node, and engine.device = 'cpu' any number",
-        )
+        what = f"noise of {out.shape[1]:,} numbers a node on {out.device}"
+        raise Refused(what, f"install Triton; a GPU draws fewer than {LONGEST:,} numbers a node, a CPU any number")
     fits = out.is_contiguous() and out.dtype == dtype
     rows = out if fits else torch.empty(out.shape, dtype=dtype, device=out.device)
     kernel(rows)

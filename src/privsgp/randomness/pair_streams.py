@@ -37,9 +37,6 @@ class PairStreams(Streams):
         self._last: dict[int, int] = {}
         self._offset = clock_offset()
 
-    def __repr__(self) -> str:
-        return "PairStreams(keys hidden)"
-
     def __reduce_ex__(self, protocol: object) -> Any:  # noqa: ANN401 - it never returns
         raise Refused("pair streams cannot be copied or pickled", "keys stay in one object's memory")
 
@@ -48,10 +45,8 @@ class PairStreams(Streams):
         refuse_old_memory(self._offset, self.remedy)
         for pair in nodes:
             if step <= self._last.get(pair, -1):
-                raise Refused(
-                    f"noise of pair {pair}, step {step}: already used",
-                    f"two messages under one pair's numbers show their difference; {self.remedy}",
-                )
+                remedy = f"two messages under one pair's numbers show their difference; {self.remedy}"
+                raise Refused(f"noise of pair {pair}, step {step}: already used", remedy)
             self._last[pair] = step
         host = out if device_of(out).in_host_memory else torch.empty(out.shape, dtype=torch.float64)
         self._fill(host.numpy(), nodes, step, np.float64)

@@ -89,11 +89,8 @@ def _pair_source(here: Ends, source: Source, exchange: KeyExchange | None) -> No
     if isinstance(source, Keyed):
         return source.derived("pairs")
     if exchange is None and len(here.nodes) < here.n:
-        raise Refused(
-            f"noise that nodes {here.nodes.start} … {here.nodes.stop - 1} share with nodes in other processes has no "
-            "protected way to exchange keys",
-            "take privacy.noise = 'independent', or let sites join with `privsgp join`, which exchange signed keys",
-        )
+        what = f"nodes {here.nodes} share noise with other processes, without a protected way to exchange keys"
+        raise Refused(what, "take privacy.noise = 'independent', or `privsgp join`, which exchanges signed keys")
     return Secure() if exchange is None else exchange(here)
 
 
@@ -192,17 +189,13 @@ def _summed(u: Tensor) -> Tensor:
 def _refuse_uncounted(noise: PairwiseNoise, nodes: range, mechanisms: Sequence[Mechanism]) -> None:
     """Refuse noise that is worth less than a node's mechanism counts, whoever settled it."""
     if any(len(mechanism.kinds) > 1 for mechanism in mechanisms):
-        raise Refused(
-            "pairwise noise needs equal noise at every step, and this method's steps differ",
-            "take privacy.noise = 'independent': pairs add the same noise at every step",
-        )
+        what = "pairwise noise is the same at every step, and this method's steps differ"
+        raise Refused(what, "take privacy.noise = 'independent'")
     effective = noise.covariance.effective(noise.honest)
     for i, mechanism in zip(nodes, mechanisms, strict=True):
         shared, partners = mechanism.shared, noise.covariance.nodes - 1
         honest = 0 if shared is None or shared.partners != partners else shared.honest
         if honest != noise.honest or mechanism.sigma > effective[i]:
-            raise Refused(
-                f"node {i} is counted with σ = {mechanism.sigma:g} and {honest} honest nodes; its pairwise "
-                f"noise has σ = {effective[i]:g} if {noise.honest} are honest",
-                "nothing was sent; report this: noise must be what is counted",
-            )
+            what = f"node {i} is counted with σ = {mechanism.sigma:g} and {honest} honest nodes; its pairwise noise "
+            what += f"has σ = {effective[i]:g} if {noise.honest} are honest"
+            raise Refused(what, "nothing was sent; report this: noise must be what is counted")

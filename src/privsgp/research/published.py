@@ -39,15 +39,11 @@ def sigma(
 
 def _check(mechanism: Mechanism, steps: int, delta: float, c2: float, algorithm: str) -> None:
     if algorithm not in NAMES or not isinstance(mechanism, SampledMean | Saga):
-        raise Refused(
-            f"accountant = 'published' has no formula for {algorithm} ({type(mechanism).__name__})",
-            f"take 'certified', or one of {', '.join(NAMES)}",
-        )
+        what = f"accountant = 'published' has no formula for {algorithm} ({type(mechanism).__name__})"
+        raise Refused(what, f"take 'certified', or one of {', '.join(NAMES)}")
     if isinstance(mechanism, Saga) and mechanism.difference_scale != 1:
-        raise Refused(
-            f"accountant = 'published' does not cover difference_scale = {mechanism.difference_scale:g}",
-            "take difference_scale = 1: the formula is about the paper's estimator",
-        )
+        what = f"accountant = 'published' does not cover difference_scale = {mechanism.difference_scale:g}"
+        raise Refused(what, "take difference_scale = 1: the formula is about the paper's estimator")
     accountant.check(steps, delta, "zero-out")
     if not 0 < c2 < math.inf:
         raise Refused(f"c2 = {c2} is no finite number above 0", "take a finite number above 0")

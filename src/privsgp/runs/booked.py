@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.data.dataset import Dataset
     from privsgp.data.hashes import Hashes
     from privsgp.engine.folder import Folder
@@ -61,11 +60,6 @@ def pooled(records: Sequence[Records]) -> list[Records]:
     return [Records(digest, np.concatenate([one.hashes for one in records]))]
 
 
-def _unit(mechanism: Mechanism) -> str:
-    """Return what stands beside a relation in the book: an ε of persons and one of records do not add up."""
-    return "" if mechanism.person is None else _PERSON
-
-
 def relation(config: Config) -> str:
     """Return the relation and the unit that the book has of a run with this configuration."""
     return config.privacy.relation + ("" if config.data.person is None else _PERSON)
@@ -84,7 +78,7 @@ def entries(spec: RunSpec, folder: Folder, command: str, data: str, sites: Seque
             data=data,
             folder=str(folder.path.resolve()),
             simulation=spec.simulation,
-            relation=p.relation + _unit(p.mechanisms[i]),
+            relation=p.relation + ("" if p.mechanisms[i].person is None else _PERSON),
             trust=spec.settings.trust,
             epsilon=p.budgets[i],
             delta=p.deltas[i],
@@ -163,10 +157,8 @@ def refuse_everywhere(records: Sequence[Records | None], sites: int) -> None:
     persons = [np.unique(one.hashes[:, -1]) for one in records if one is not None]
     most = int(np.unique(np.concatenate(persons), return_counts=True)[1].max()) if persons else 0
     if most > sites:
-        raise Refused(
-            f"a person is at {most} nodes, and ε is counted for a person at {sites}",
-            f"set privacy.sites_per_person = {most}, or use different identifiers for different persons",
-        )
+        what = f"a person is at {most} nodes, and ε is counted for a person at {sites}"
+        raise Refused(what, f"set privacy.sites_per_person = {most}, or give different persons different identifiers")
 
 
 def _spent_elsewhere(book: Book, known: Sequence[tuple[Entry, Records]]) -> Iterator[str]:

@@ -194,10 +194,8 @@ def by_person(config: Config, mechanism: Mechanism, samples: Sequence[int], show
         return mechanism
     unequal = len(set(samples)) > 1 and p.sigma is not None
     if p.sites_per_person > 1 and (unequal or any(isinstance(value, list) for value in (p.epsilon, p.delta, p.sigma))):
-        raise Refused(
-            f"privacy.sites_per_person = {p.sites_per_person}, and sites have different noise or budgets",
-            "give one epsilon and one delta for all sites: privsgp knows ε at several sites for equal sites only",
-        )
+        what = f"privacy.sites_per_person = {p.sites_per_person}, and sites have different noise or budgets"
+        raise Refused(what, "give all sites one epsilon and one delta: privsgp knows this ε for equal sites only")
     return PersonLevel(mechanism, rows, p.sites_per_person, shown)
 
 
@@ -220,10 +218,8 @@ def batch_sizes(config: Config, samples: Sequence[int]) -> list[float]:
     """Return b_i = q J_i, where q is the rate that gives `batch` at the mean size."""
     batch, mean = config.algorithm.batch, sum(samples) / len(samples)
     if batch > mean:
-        raise Refused(
-            f"algorithm.batch = {batch:g} is above {mean:g}, the mean of the samples",
-            f"take at most {int(mean)}",
-        )
+        what = f"algorithm.batch = {batch:g} is above {mean:g}, the mean of the samples"
+        raise Refused(what, f"take at most {int(mean)}")
     return [batch / mean * J for J in samples]
 
 

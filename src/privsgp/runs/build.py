@@ -44,7 +44,7 @@ def build_run(resolved: Resolved, agreed: dict[str, Any] | None = None, earlier:
     config, problem, network = resolved.counted, resolved.problem, resolved.graph
     device, dtype, a = chosen_device(config.engine.device), getattr(torch, config.engine.dtype), config.algorithm
     use_tensor_cores(device)
-    steps, dim, step_size = a.steps, Layout.of(problem.model).dim, config.step_size
+    steps, dim, step_size = a.steps, Layout.of(problem.model).dim, config.algorithm.step_size
     clock = make_clock(config, network)
     releases = [clock.released(i, steps) for i in range(network.nodes)] if isinstance(clock, Events) else ()
     learning = _learning(problem, device, dtype)
@@ -133,17 +133,13 @@ def _refuse_other_unit(config: Config, problem: Problem) -> None:
     """Refuse samples that are persons where records are counted, or the reverse."""
     persons, counted = problem.dataset.persons, config.data.rows_per_person
     if (None if persons is None else persons.most) != counted:
-        raise Refused(
-            f"samples that are {'rows' if persons is None else 'persons'} with data.rows_per_person = {counted}",
-            "nothing was sent; name whose rows they are: data.person, from Python persons=…",
-        )
+        what = f"samples that are {'rows' if persons is None else 'persons'} with data.rows_per_person = {counted}"
+        raise Refused(what, "nothing was sent; name whose rows they are: data.person, from Python persons=…")
 
 
 def _refuse_unbuilt(learning: Learning, device: torch.device) -> None:
-    """Refuse persons with several rows where their gradients are not built or not tested."""
-    if learning.rows == 1:
-        return
-    if not device_of(device).in_host_memory:
+    """Refuse persons with several rows where their gradients are not tested."""
+    if learning.rows > 1 and not device_of(device).in_host_memory:
         raise Refused(f"data.person on {device}", "take engine.device = 'cpu': no test has seen persons on a GPU")
 
 

@@ -66,6 +66,8 @@ def _one_of(known: Collection[str], *, unsaid: str | None = None) -> AfterValida
 
 
 _FILE_OR_TABLE = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]})
+_Schema = Annotated[schemas.Schema | None, _FILE_OR_TABLE]
+_Stragglers = Annotated[float, Field(ge=0, le=1)] | list[Annotated[int, Field(ge=0)]]
 _SiteName = Annotated[str, Field(pattern=r"^\w[\w.-]{0,63}$")]
 # pydantic has a method `schema`, deprecated for years, that the key of [data] hides.
 warnings.filterwarnings("ignore", 'Field name "schema"', UserWarning)
@@ -91,9 +93,7 @@ class Data(PersonOptions, Options):
     test: Literal["public", "private"] | None = option(
         None, "who may see metrics on test data; default: everybody for built-in data and simulations, else the site"
     )
-    schema: Annotated[schemas.Schema | None, _FILE_OR_TABLE] = option(  # type: ignore[assignment]
-        None, "tables: the public schema.toml that all sites share"
-    )
+    schema: _Schema = option(None, "tables: the public schema.toml that all sites share")  # type: ignore[assignment]
     sites: list[_SiteName] | None = option(None, "names of the nodes, in their order")
     test_path: str | None = option(None, "public test data: .csv, .parquet or .npz")
 
@@ -209,7 +209,7 @@ class AlgorithmSection(_Planned, UpdateOptions, FinalModel):
     batch: Positive = option(16, "b: expected samples a step, at the mean size; node i draws with q = b/J̄")
     steps: Count = option(300, "K: steps with a gradient and noise; ε counts each")
     local_steps: Count = option(1, "τ: steps of a message: nodes send after every τ-th of the K steps")
-    step_size: Positive | Literal["theory"] = option(0.2, "γ; theory: √(n/K)")
+    step_size: Positive = option(0.2, "γ")
     trust: Trust | None = option(None, "what an adversary sees; default: the method's own")
     may_be_auto: ClassVar[tuple[str, ...]] = AUTO
 
@@ -242,9 +242,7 @@ class Clock(Options):
 
     spread: NotNegative = option(0.0, "standard deviation of the time of a gradient, whose mean is 1; log-normal")
     latency: NotNegative = option(0.0, "time of a message; a gradient takes 1")
-    stragglers: Annotated[float, Field(ge=0, le=1)] | list[Annotated[int, Field(ge=0)]] = option(
-        0.0, "slow nodes: a fraction of them, or a list of their numbers"
-    )
+    stragglers: _Stragglers = option(0.0, "slow nodes: a fraction of them, or a list of their numbers")
     slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = option(1.0, "the factor by which they are slower")
 
 
@@ -579,12 +577,6 @@ class Config(Options):
         """Whether it adds noise that nobody can compute again: what it releases is paid for."""
         return self.private and self.seed is None
 
-    @property
-    def step_size(self) -> float:
-        """γ: as given, or the paper's √(n/K)."""
-        given = self.algorithm.step_size
-        return math.sqrt(self.data.nodes / self.algorithm.steps) if given == "theory" else float(given)
-
     def options(self, section: str) -> dict[str, Any]:
         """Return the values of the keys that the chosen component brings to a section."""
         chosen = getattr(self, section)
@@ -711,6 +703,8 @@ def _drop_gone(values: dict[str, Any]) -> dict[str, Any]:
     for section, key in (("privacy", "clip"), ("algorithm", "step_size")):  # which could change over the run
         if isinstance(given := values.get(section, {}).get(key), dict):
             gone[f"{section}.{key}"], values[section][key] = given, given.get("start")
+    if (a := values.get("algorithm", {})).get("step_size") == "theory":
+        gone["algorithm.step_size"], a["step_size"] = "theory", math.sqrt(values["data"]["nodes"] / a["steps"])
     for section, key, former in _FORMER:
         if values.get(section, {}).get(key) in former:
             gone[f"{section}.{key}"] = values[section].pop(key)

@@ -134,10 +134,8 @@ def side(
     out = np.frombuffer(keyed, "<u8") < (asked.share or 0.0) * 2.0**64
     chosen: NDArray[np.int64] = rows[out[np.cumsum(first) - 1] == held_out]
     if not len(chosen):
-        raise Refused(
-            f"evaluation.share = {asked.share} leaves a node no record {'to hold out' if held_out else 'to train on'}",
-            "take another share, or remove the key",
-        )
+        what = f"evaluation.share = {asked.share}: a node has no record {'to hold out' if held_out else 'to train on'}"
+        raise Refused(what, "take another share, or remove the key")
     return chosen
 
 
@@ -183,10 +181,8 @@ def unencoded(config: Config, data_dir: Path | None, block: range) -> Problem:
         _refuse_other_sizes(config, [dataset.samples(rows) for rows in kept], block)
     else:
         if d.schema is not None and not is_table(d.name):
-            raise Refused(
-                f"data.schema with data.name = {d.name!r}, which is no table",
-                'name the tables, for example data.path = "{site}.csv"',
-            )
+            what = f"data.schema with data.name = {d.name!r}, which is no table"
+            raise Refused(what, 'name the tables, for example data.path = "{site}.csv"')
         name = str(file_path(d.name, data_dir, config.base))
         dataset = data.load(name, data_dir=data_dir, task=task, classes=d.classes, form=d.form, own=config.seed is None)
         parts = split(config, dataset)
@@ -229,11 +225,8 @@ def refuse_own_records(
 ) -> None:
     """Refuse public test data that nodes learn from, saved anew: no ε covers metrics on them. A simulation may."""
     if config.seed is None and config.test_is_public and is_tested_on_own(dataset, parts):
-        raise Refused(
-            f"{what}: half of these records are a node's own, or half of a node's records are among them",
-            "test data are public: take records that no node learns from",
-            test_is_public=True,
-        )
+        what = f"{what}: half of these records are a node's own, or half of a node's records are among them"
+        raise Refused(what, "test data are public: take records that no node learns from", test_is_public=True)
 
 
 def refuse_own_file(test: Path, own: Sequence[Path], what: str) -> None:
@@ -304,11 +297,9 @@ def refuse_counted(config: Config, dataset: data.Dataset) -> None:
     public = ("", "y_test") if config.test_is_public else ("",)
     if config.seed is None and dataset.counted not in public:
         or_else = f", or say {_PUBLIC} if the test labels are" if dataset.counted == "y_test" else ""
-        raise Refused(
-            f"{dataset.name}: data.classes is missing, and privsgp does not count classes in private {dataset.counted}",
-            "give the number of classes as data.classes, from Python as classes=…, or store it in the file as "
-            f"`classes`{or_else}",
-        )
+        what = f"{dataset.name}: no data.classes, and privsgp does not count classes in private {dataset.counted}"
+        remedy = "give data.classes, from Python classes=…, or store the number in the file as `classes`"
+        raise Refused(what, f"{remedy}{or_else}")
 
 
 def local_features(config: Config, problem: Problem, world: World) -> Problem:

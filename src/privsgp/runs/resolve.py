@@ -37,10 +37,8 @@ class Resolved:
 def resolve(config: Config, problem: Problem, started: Config | None = None) -> Resolved:
     """Settle what is open. A run that continues keeps the θ that it `started` with."""
     if config.auto:
-        raise Refused(
-            f"{config.auto[0]} = 'auto', and this command makes no plan",
-            "write the number that `privsgp plan` gives",
-        )
+        what = f"{config.auto[0]} = 'auto', and this command makes no plan"
+        raise Refused(what, "write the number that `privsgp plan` gives")
     config = with_scale(config, problem.samples, started)
     counted, problem = pooled(config, problem)
     return Resolved(config, counted, problem, make_graph(counted))
@@ -57,10 +55,8 @@ def pooled(config: Config, problem: Problem) -> tuple[Config, Problem]:
     if (persons := problem.dataset.persons) is not None:
         known = np.unique(persons.hashes[np.concatenate(problem.parts)], axis=0)
         if len(known) < sum(problem.samples):
-            raise Refused(
-                f"{config.algorithm.name} puts all rows in one table, and a person has rows at several nodes",
-                "give all rows of a person to one node, or use a method that keeps rows at their nodes",
-            )
+            what = f"{config.algorithm.name} puts all rows in one table, and a person has rows at several nodes"
+            raise Refused(what, "give all rows of a person to one node, or use a method that keeps rows at their nodes")
     strictest = {"delta": min(per_node(p.delta, n))}
     if p.epsilon is not None:
         strictest["epsilon"] = min(per_node(p.epsilon, n))

@@ -6,7 +6,6 @@ Algorithms and the trainer know this protocol alone; `Trainer._connect` chooses 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
@@ -29,7 +28,6 @@ class Transport(Protocol):
     local: ClassVar[bool]
     message_bytes: int  # of one message from one node to another: its numbers and its weight
 
-    @abstractmethod
     def mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Return this process's rows of (P^k x, P^k w), or of what arrived of them (Algorithm 1, lines 10 to 13).
 
@@ -38,7 +36,6 @@ class Transport(Protocol):
         Assumes: what is in x is noted in the ledgers, unless the kind is `local`.
         """
 
-    @abstractmethod
     def messages(self, k: int) -> int:
         """Count the messages from this process's nodes to other nodes at step k."""
 

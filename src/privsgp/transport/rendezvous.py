@@ -119,9 +119,8 @@ class Processes(World):
 
     def refuse(self, rank: int, what: str) -> NoReturn:
         """Refuse what a process did, which no process of this release does."""
-        raise Refused(
-            f"process {rank} {what}", "nothing of it was used; ask its site which program runs there, and start again"
-        )
+        remedy = "nothing of it was used; ask its site which program runs there, and start again"
+        raise Refused(f"process {rank} {what}", remedy)
 
     @contextmanager
     def leaving(self) -> Iterator[None]:
@@ -147,10 +146,8 @@ class Processes(World):
             # A process that posts in this round has read the one before.
             self._ask(partial(self.store.delete_key, f"{self._round - 1}/{self.rank}"))
         if answers[self.rank] != word.encode():
-            raise Refused(
-                f"a message of this process ({self.rank}) was changed at the meeting point",
-                "another process wrote there: restrict access to that address, and start again",
-            )
+            what = f"a message of this process ({self.rank}) was changed at the meeting point"
+            raise Refused(what, "another process wrote there: restrict access to that address, and start again")
         return [value if rank == self.rank else self._read(rank, answers[rank], expected[rank]) for rank in keys]
 
     def _read(self, rank: int, word: bytes, kind: Any) -> Any:  # noqa: ANN401 - a value of that type
@@ -193,10 +190,8 @@ def join() -> World:
         store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=patience)))
     except (RuntimeError, ValueError) as error:
         where = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        raise Refused(
-            f"the processes do not meet at {where} within {patience:g} s: {str(error).splitlines()[0]}",
-            "start process 0 there and all others, with torchrun or with its variables (docs/cluster.md)",
-        ) from error
+        what = f"the processes do not meet at {where} within {patience:g} s: {str(error).splitlines()[0]}"
+        raise Refused(what, "start all processes with torchrun, process 0 at that address (docs/cluster.md)") from error
     return Processes(rank, size, PrefixStore(f"privsgp/{restarts()}", store), patience)
 
 
@@ -228,10 +223,8 @@ def refuse_differences(world: World, mine: dict[str, Any]) -> None:
         differ = [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
         if differ:
             each = [f"{_word(key)}: {_word(mine.get(key))} here, {_word(theirs.get(key))} there" for key in differ]
-            raise Refused(
-                f"process {rank} does not fit this one (process {world.rank}): {'; '.join(each[:_MOST_WORDS])}",
-                "start all processes with the same release and the same shared configuration",
-            )
+            what = f"process {rank} does not fit this one (process {world.rank}): {'; '.join(each[:_MOST_WORDS])}"
+            raise Refused(what, "start all processes with the same release and the same shared configuration")
 
 
 def _word(value: object) -> str:

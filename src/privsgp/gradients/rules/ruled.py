@@ -98,15 +98,11 @@ class RuledLayers(ABC):
             rest = {name: self._long(value).requires_grad_() for name, value in each.items()}
             losses = self.losses(data, wanted, rest)
             if data._version != before:
-                raise Refused(
-                    "the model writes into its input for some samples and not for others",
-                    "copy the input first: x = x.clone()",
-                )
+                what = "the model writes into its input for some samples and not for others"
+                raise Refused(what, "copy the input first: x = x.clone()")
             if any([len(call.input) for call in layer.calls] != [len(data)] for layer in self.layers):
-                raise Refused(
-                    "the model calls a layer never, more than once, or not with one row per sample",
-                    "let the model call each layer once, with the batch as the first axis",
-                )
+                what = "the model calls a layer never, more than once, or not with one row per sample"
+                raise Refused(what, "let the model call each layer once, with the batch as the first axis")
             calls = {layer: layer.calls.pop() for layer in self.layers}
             asked = [*(call.output for call in calls.values()), *rest.values()]
             found = torch.autograd.grad(losses.sum(), asked, allow_unused=bool(rest), materialize_grads=bool(rest))

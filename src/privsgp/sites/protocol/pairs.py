@@ -156,5 +156,4 @@ class _SitePairStreams(PairStreams):
     def forget(self) -> None:
         """Drop all keys."""
         self._keys.clear()
-        self._ciphers.clear()
         self._pairs.clear()
