@@ -529,7 +529,7 @@ def _left(rows: list[Row]) -> list[str]:
 def _choices(told: dict[str, Any]) -> list[str]:
     run = [name for name in WORDS if any(row["data"] == name for row in told["rows"])]
     left = [name for name in run if all(choice["data"] != name for choice in told["choices"])]
-    lines = [f"- {name}: as configured, by what had been seen on test records; not chosen anew." for name in left]
+    lines = [f"- {name}: as configured; no other features or clip were tried." for name in left]
     for choice in told["choices"]:
         tried = ", ".join(f"{words} {100 * one['held_out']:.2f}" for words, one in choice["tried"].items())
         where = WORDS[choice["data"]].partition(",")[0]

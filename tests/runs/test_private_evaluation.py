@@ -264,7 +264,7 @@ def test_a_split_that_keeps_everybody_is_found(place, monkeypatch):
     assert (ran.code, "counts persons by 'who'" in ran.err) == (2, True)
 
 
-def test_another_identifier_between_sites_is_refused(place):
+def test_another_identifier_between_sites_is_refused(place, monkeypatch):
     """Planted: an evaluation that counts trained persons by another column, in which all of them look new."""
     with_persons(place)
     path = place / "aachen.csv"
@@ -278,6 +278,11 @@ def test_another_identifier_between_sites_is_refused(place):
         study, _ = between.like(config, place / "run", [300] * 3, 2.0)
         with pytest.raises(Refused, match=said):
             between.counted(study, 0, read_own(study, path), place / "run" / "model.safetensors", print)
+    with_persons(place, "test-{}", first=5000)
+    monkeypatch.setattr(evaluation, "refuse_other_terms", lambda *_: None)  # the model's file says that s is 2, too
+    forged, new = study.with_section("privacy", sites_per_person=2), place / "test-basel.csv"
+    with pytest.raises(Refused, match=r"privacy\.sites_per_person"):
+        between.counted(forged, 0, read_own(forged, new), place / "run" / "model.safetensors", print)
 
 
 def test_a_later_split_by_another_key_adds_up(place):

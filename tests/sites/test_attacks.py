@@ -76,7 +76,7 @@ def test_limits_that_no_clock_can_wait_for_are_refused(three, tmp_path, key):
 
 
 def endorsed(site, **changes):
-    values = {key: value for key, value in (site.card.values | changes).items() if key != "endorsement"}
+    values = {key: value for key, value in (site.card.model_dump() | changes).items() if key != "endorsement"}
     return values | {"endorsement": site._identity.sign(_to_sign(b"card", canonical(values))).hex()}
 
 
@@ -91,9 +91,9 @@ def test_a_card_with_an_address_that_is_none_is_refused(tmp_path, address):
 
 def test_a_card_brings_one_authority_and_no_more(tmp_path):
     site, other = (Site.create(tmp_path / name, name, address=None) for name in ("aachen", "evil"))
-    for more in (other.card.values["authority"], "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):
+    for more in (other.card.authority, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):
         with pytest.raises(Refused, match="endorsed"):
-            Card.model_validate(endorsed(site, authority=site.card.values["authority"] + more)).refuse_forged("it")
+            Card.model_validate(endorsed(site, authority=site.card.authority + more)).refuse_forged("it")
 
 
 def seeded(c):

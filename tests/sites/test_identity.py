@@ -32,7 +32,7 @@ def test_keys_that_others_can_read_are_refused(site, which):
 
 
 def test_no_private_half_is_in_the_card(site):
-    card = canonical(site.card.values)
+    card = canonical(site.card.model_dump())
     for file in ("identity.key", "authority.key", "exchange.key", "tls.key"):
         body = (site.home / file).read_text().split("PRIVATE KEY-----")[1]
         assert body[:40].strip().encode() not in card
@@ -42,7 +42,7 @@ def test_no_private_half_is_in_the_card(site):
 @pytest.mark.parametrize("key", ["name", "address", "exchange", "identity", "authority"])
 def test_a_card_that_was_changed_is_refused(site, tmp_path, key):
     other = Site.create(tmp_path / "other", "basel", address=None)
-    values = site.card.values | {key: other.card.values[key]}
+    values = site.card.model_dump() | {key: other.card.model_dump()[key]}
     path = tmp_path / "aachen.card"
     path.write_bytes(canonical(values))
     with pytest.raises(Refused, match="not endorsed"):
@@ -62,11 +62,11 @@ def test_a_signature_for_one_purpose_is_none_for_another(site):
 
 
 def test_a_new_certificate_is_of_the_same_site(site, tmp_path):
-    before, card = site.certificate, site.card.values
+    before, card = site.certificate, site.card.model_dump()
     site.rotate()
     assert site.certificate != before
     assert site.card.issued(site.certificate)
-    assert Site.open(site.home).card.values == card
+    assert Site.open(site.home).card.model_dump() == card
     twin = Site.create(tmp_path / "twin", "aachen", address=None)
     assert not site.card.issued(twin.certificate)
 
@@ -102,7 +102,7 @@ def test_the_commands_of_a_site(tmp_path, monkeypatch):
     assert shown["name"] == "cork"
     assert json.loads(command("site", "show", "cork.card", "--json").out)["fingerprint"] == shown["fingerprint"]
     (tmp_path / "cork.card").unlink()
-    assert "next: send it" in (told := command("site", "card").out)
+    assert "next: send cork.card" in (told := command("site", "card").out)
     assert shown["fingerprint"] in told
     assert (tmp_path / "cork.card").exists()
     assert "good until" in command("site", "rotate").out

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
 
 from privsgp.planner import stand_in
 from privsgp.planner.stand_in import NONE, Signal
@@ -66,6 +65,8 @@ def quality(x: Floats, y: NDArray[np.int64] | Floats, classes: int | None) -> fl
 
     AUC is the mean over classes of one against the rest.
     """
+    from sklearn.metrics import roc_auc_score
+
     spread = x.std(0)
     x = (x - x.mean(0)) / np.where(spread > 0, spread, 1)
     target = y.astype(float)[:, None] if classes is None else np.eye(classes)[y.astype(int)]
@@ -73,12 +74,5 @@ def quality(x: Floats, y: NDArray[np.int64] | Floats, classes: int | None) -> fl
     predicted = target - (target - hat @ target) / (1 - hat.diagonal()[:, None])
     if classes is None:
         return float(1 - np.square(target - predicted).sum() / max(np.square(target - target.mean()).sum(), 1e-12))
-    areas = [_area(predicted[:, c], target[:, c] > 0) for c in range(classes) if 0 < target[:, c].sum() < len(x)]
-    return float(np.mean(areas)) if areas else 0.5
-
-
-def _area(score: Floats, positive: NDArray[np.bool_]) -> float:
-    """Return the area under the ROC curve."""
-    count = positive.sum()
-    above = rankdata(score)[positive].sum() - count * (count + 1) / 2
-    return float(above / (count * (len(score) - count)))
+    varied = [c for c in range(classes) if 0 < target[:, c].sum() < len(x)]
+    return float(np.mean([roc_auc_score(target[:, c], predicted[:, c]) for c in varied])) if varied else 0.5

@@ -223,17 +223,18 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     for name, one in found["columns"].items():
         for each in one.get("estimates") or [share | {"metric": share["group"]} for share in one["shares"]]:
             what = each["metric"] if each["group"] == name or "shares" in one else f"{each['metric']}, {each['group']}"
-            lines.append((name, what, _shown(each)))
+            lines.append((name, what, shown(each)))
         if "missing" in one:
-            lines.append((name, "missing", _shown(one["missing"])))
+            lines.append((name, "missing", shown(one["missing"])))
     return lines
 
 
-def _shown(one: dict[str, Any]) -> str:
+def shown(one: dict[str, Any], form: str = ".4g", why: str = "", which: str = "") -> str:
+    """Return a value with its interval, or how many records it would need; `why` it is not shown if nobody knows."""
     if one["value"] is not None:
-        return f"{one['value']:.4g} ({one['low']:.4g} to {one['high']:.4g})"
+        return f"{one['value']:{form}} ({one['low']:{form}} to {one['high']:{form}})"
     needed = one["persons_needed"]
-    return "not shown" if needed is None else f"not shown: needs about {needed:,} records"
+    return f"not shown{why}" if needed is None else f"not shown: needs about {needed:,} {which}records"
 
 
 def statement(found: dict[str, Any]) -> list[str]:

@@ -23,6 +23,7 @@ from privsgp.errors import Refused
 from privsgp.files import read_json, write_json
 from privsgp.runs import booked, description, sums, views
 from privsgp.runs import config as configs
+from privsgp.runs.description import shown
 from privsgp.runs.problem import Problem, unencoded
 from privsgp.runs.resolve import pooled
 from privsgp.runs.result import CALIBRATION, Result, best_model, digest, load, of_model
@@ -175,14 +176,18 @@ def _refuse_other_unit(config: Config, run: str) -> None:
         raise _other_terms()
 
 
-def refuse_other_identifier(config: Config) -> None:
-    """Refuse persons by another identifier than in the evaluated run at this site: trained ones would look new."""
+def refuse_other_persons(config: Config) -> None:
+    """Refuse persons by other terms than in the evaluated run at this site, whatever the model's file says.
+
+    By another identifier, persons that were trained on would look new.
+    """
     for one in Book().entries():
-        if one.run != config.sum.run or config.data.person is None or config.seed is not None:
-            continue
-        person = configs.started(Folder(Path(one.folder)).config).data.person
-        if person != config.data.person:
-            raise _other_identifier(one.folder, person, config)
+        if one.run == config.sum.run and config.data.person is not None and config.seed is None:
+            known = configs.started(Folder(Path(one.folder)).config)
+            if known.data.person != config.data.person:
+                raise _other_identifier(one.folder, known.data.person, config)
+            if known.privacy.sites_per_person != config.privacy.sites_per_person:
+                raise _other_terms()
 
 
 def _other_identifier(run: object, person: str | None, config: Config) -> Refused:
@@ -318,16 +323,15 @@ def together(evaluations: Sequence[dict[str, Any]]) -> list[str]:
 
 def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return metric, group and value of each metric, with its interval, or how many persons would be needed."""
-    rows = []
-    for one in found["metrics"]:
-        if one["value"] is not None:
-            value = f"{one['value']:.3f} ({one['low']:.3f} to {one['high']:.3f})"
-        elif one["persons_needed"] is None:
-            value = "not shown: too few records, or too many in one bin of evaluation.bins"
-        else:
-            value = f"not shown: needs about {one['persons_needed']:,} held-out records"
-        rows.append((one["metric"].replace("_", " ").replace("c index", "C-index"), one["group"], value))
-    return rows
+    why = ": too few records, or too many in one bin of evaluation.bins"
+    return [
+        (
+            one["metric"].replace("_", " ").replace("c index", "C-index"),
+            one["group"],
+            shown(one, ".3f", why, "held-out "),
+        )
+        for one in found["metrics"]
+    ]
 
 
 def statement(found: dict[str, Any]) -> list[str]:

@@ -348,11 +348,11 @@ def propose(
     values = {
         "format": FORMAT, "version": PROTOCOL, "release": __version__, "name": name,
         "created": text_of(now), "expires": text_of(now + dt.timedelta(days=days)),
-        "config": config.shared(), "roster": [card.values for card in roster],
+        "config": config.shared(), "roster": [card.model_dump() for card in roster],
         "graph": graph_hash(make_graph(config)), "sample": _shape(dataset), "model": _model(model, encoder),
         "steps": config.algorithm.steps, "samples": list(sizes),
         **_budgets(config), "sigma": [], "shared_noise": None,
-        "limits": limits.model_dump(), "relay": None if relay is None else relay.values,
+        "limits": limits.model_dump(), "relay": relay and relay.model_dump(),
     }  # fmt: skip
     if continues is not None:
         values["continues"] = continues.model_dump(by_alias=True, exclude_unset=True)

@@ -90,11 +90,6 @@ class Card(Options):
                 "it was changed: ask the site for its card again, and compare fingerprints by telephone",
             )
 
-    @property
-    def values(self) -> dict[str, Any]:
-        """What is signed, and stands in files and agreements."""
-        return self.model_dump()
-
     @cached_property
     def fingerprint(self) -> str:
         """The short form that people compare by telephone."""
@@ -144,7 +139,7 @@ class Card(Options):
 
     def write(self, path: Path) -> None:
         """Write the card file."""
-        replace(path, lambda temporary: temporary.write_bytes(canonical(self.values) + b"\n"))
+        replace(path, lambda temporary: temporary.write_bytes(canonical(self.model_dump()) + b"\n"))
 
 
 def fingerprint(public: bytes) -> str:

@@ -62,7 +62,7 @@ def counted(
     records, *others = booked.records_of(hashes, dataset, parts)
     run = config.sum.run or ""
     if evaluates:
-        evaluation.refuse_other_identifier(config)
+        evaluation.refuse_other_persons(config)
     if evaluates and others:
         evaluation.refuse_other_side(config, run, {node: records})
     elif evaluates:

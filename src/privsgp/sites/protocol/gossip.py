@@ -137,7 +137,7 @@ class Gossip(PeerTable):
             incarnation: The number of this process.
             signature: The site's signature of the agreement.
             inbox: The messages that have arrived. None if no message will arrive.
-            sign: Signs the number of this process. It also signs the site's progress, for sites that never hear it.
+            sign: Signs the number of this process.
             accuse: A function that takes a node's offence and the evidence.
             keep: A function that is called after a signature, a departure or a key has arrived.
 
