@@ -137,7 +137,6 @@ TRUSTED: dict[str, dict[str, str]] = {
         "runs/sums.py": "Turns a sum of vectors into a run of one step, in which every sample is drawn.",
         "statistics/columns.py": "Makes one bounded block of each row and column; all results come from noised sums.",
         "statistics/estimates.py": "Makes one bounded vector of each person; its metrics come from noised sums alone.",
-        "statistics/moments.py": "Makes one bounded block of each row; regression comes from noised sums alone.",
         "statistics/survival.py": "Makes one bounded vector of each person; curves come from noised sums alone.",
     },
     GPU: {

@@ -200,8 +200,12 @@ def part(told: dict[str, Any]) -> str:
     ]
     every = told["rows"]
     widths = [max(row["planned"]) - min(row["planned"]) for row in every]
-    contained = f"{sum(map(inside, every))} of {len(every)} results. Its mean width is {fmean(widths):.2f}."
-    lines += ["", f"The planned range contains {contained}"]
+    better = sum(row["loss"] < min(row["planned"]) for row in every)
+    narrow = sum(inside(row | {"planned": row["planned"][1:]}) for row in every)
+    contained = f"{sum(map(inside, every))} of {len(every)} results, and {better} results are better than it"
+    lines += ["", f"The planned range contains {contained}. Its mean width is {fmean(widths):.2f}."]
+    none = sum(row["signals"][0].startswith("none") for row in every)
+    lines += [f"The lowest signal is none in {none} of the plans. Without the lowest signal, ranges contain {narrow}."]
     warned = [sum("base rate" in " ".join(row["warnings"]) for row in told["rows"] if row["loss"] >= row["constant"])]
     warned.append(sum(row["loss"] >= row["constant"] for row in told["rows"]))
     said = "runs were no better than the constant guess, and their plans had said that this may happen"

@@ -51,7 +51,7 @@ def test_other_persons_have_others(names):
 
 
 @pytest.mark.parametrize(
-    "gap", ["", " ", "nan", "None", "none", "<NA>", "NaT", "\u200b", "\ufeff", "\x07", None, np.nan]
+    "gap", ["", " ", "nan", "None", "none", "<NA>", "NaT", "\u200b", "\ufeff", "\x07", None, np.nan, "-", "?", "."]
 )
 def test_rows_without_an_identifier_are_never_one_person(tmp_path, gap):
     with pytest.raises(Refused, match="row 2: no identifier of a person"):

@@ -285,6 +285,23 @@ def test_another_identifier_between_sites_is_refused(place, monkeypatch):
         between.counted(forged, 0, read_own(forged, new), place / "run" / "model.safetensors", print)
 
 
+def test_a_models_file_that_lies_about_the_budget_of_training_is_refused(place):
+    """Planted: a site would say that nobody pays more than the smaller ε of the file."""
+    with_persons(place)
+    with_persons(place, "test-{}", first=5000)
+    train(place, *PERSONS[:-2])
+    path, new = place / "run" / "model.safetensors", place / "test-aachen.csv"
+    config = configs.read(place / "run.toml", PERSONS[1:-2:2]).with_section("data", path=None, sizes=[300] * 3)
+    study, _ = between.like(config, place / "run", [300] * 3, 2.0)
+    between.counted(study, 0, read_own(study, new), path, print)
+    text, forged = path.read_bytes(), b'\\"epsilon\\": 0.5'
+    path.write_bytes(text.replace(b'\\"epsilon\\": 1.0', forged))
+    assert forged in path.read_bytes()
+    study, _ = between.like(config, place / "run", [300] * 3, 2.0)
+    with pytest.raises(Refused, match=r"cost ε = 0\.5, δ = 0\.0001, and the budget book has 1\.0, 0\.0001"):
+        between.counted(study, 0, read_own(study, new), path, print)
+
+
 def test_a_later_split_by_another_key_adds_up(place):
     """Whom the first study holds out and evaluates, the second trains on: both are charged."""
     with_persons(place)

@@ -40,7 +40,7 @@ def test_killed_and_restarted_nobody_is_charged_twice_and_a_replay_gives_the_sam
 ):
     c = consortium(
         seed=11,
-        limits=Limits(deadline=1.0, staleness=6),
+        limits=Limits(deadline=1.0, staleness=6 * local),  # the others go on while one is away
         algorithm={"name": algorithm, "steps": 40, "final_mixing": 12, "local_steps": local},
         transport={"bits": bits},
     )

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from privsgp.metrics import of_classes
-from privsgp.statistics.columns import Numbers
+from privsgp.statistics.columns import Moments, Numbers
 from privsgp.statistics.estimates import Confusion, Groups, Residuals, Scores
-from privsgp.statistics.moments import Moments
 
 pytestmark = pytest.mark.unit
 SEX = Groups(("sex", "age"), (("F", "M"), ("young", "old", "other")))

@@ -87,7 +87,8 @@ def named(found: Mapping[str, Any], options: PersonOptions, where: str, missing:
     """
     values = np.asarray(found[options.person or ""]).tolist()
     names = [str(value.decode("utf-8", "replace") if isinstance(value, bytes) else value).strip() for value in values]
-    gone = {name for name in set(names) if name in missing or canonical(name) in _NOBODY}
+    forms = {name: canonical(name) for name in {*names} - {*missing}}
+    gone = {*missing, *(name for name, form in forms.items() if form in _NOBODY or not any(map(str.isalnum, form)))}
     if nobody := [row for row, name in enumerate(names, 1) if name in gone]:
         more = f" ({len(nobody)} such rows)" if len(nobody) > 1 else ""
         what = f"{where}: {options.person!r}, row {nobody[0]}: no identifier of a person{more}"
@@ -142,7 +143,7 @@ def canonical(name: str) -> str:
     return format(number.normalize(), "f") if number else "0"
 
 
-_NOBODY = {canonical(word) for word in (*MISSING, "<NA>", "NaT", "#N/A", ".")}  # as programs write it
+_NOBODY = {canonical(word) for word in (*MISSING, "<NA>", "NaT", "#N/A")}  # as programs write it
 
 
 def in_forms(count: int) -> str:

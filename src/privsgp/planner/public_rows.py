@@ -42,7 +42,7 @@ def signals(schema: Schema, x: Floats, y: NDArray[np.int64] | Floats) -> list[Si
     _, highest = _plausible(schema, score, len(x), leading=True)
     lowest = Signal("low", STRENGTHS[low], 0.75) if low else NONE
     middle = Signal("middle", STRENGTHS[(low + high) // 2])
-    easy = Signal("high, easy", STRENGTHS[highest], LESS_EVEN, leading=True)
+    easy = Signal("high and easy", STRENGTHS[highest], LESS_EVEN, leading=True)
     return [lowest, middle, Signal("high", STRENGTHS[high], LESS_EVEN), easy]
 
 

@@ -16,7 +16,7 @@ from privsgp.runs import description, evaluation, views
 from privsgp.runs.charts import DIAGONAL, TEMPLATES, figure, figures, forest, intervals, number, percent, table
 from privsgp.runs.result import load
 from privsgp.sites import signed as signatures
-from privsgp.statistics.moments import PATH
+from privsgp.statistics.columns import PATH
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -16,9 +16,8 @@ from privsgp.errors import Refused
 from privsgp.files import read_json, write_json
 from privsgp.runs import sums, views
 from privsgp.runs.problem import unencoded
-from privsgp.statistics.columns import Column, Numbers, Values, described, norm
+from privsgp.statistics.columns import Column, Moments, Numbers, Values, described, norm
 from privsgp.statistics.estimates import Groups
-from privsgp.statistics.moments import Moments
 from privsgp.statistics.survival import Times
 from privsgp.statistics.survival import codes as cells_of
 

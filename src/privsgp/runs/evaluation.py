@@ -176,18 +176,23 @@ def _refuse_other_unit(config: Config, run: str) -> None:
         raise _other_terms()
 
 
-def refuse_other_persons(config: Config) -> None:
-    """Refuse persons by other terms than in the evaluated run at this site, whatever the model's file says.
+def refuse_other_run(config: Config, result: Result) -> None:
+    """Refuse other persons than in the evaluated run at this site, or a model's file that says it cost less.
 
     By another identifier, persons that were trained on would look new.
     """
+    said, person = result.card["privacy"], config.data.person
     for one in Book().entries():
-        if one.run == config.sum.run and config.data.person is not None and config.seed is None:
-            known = configs.started(Folder(Path(one.folder)).config)
-            if known.data.person != config.data.person:
-                raise _other_identifier(one.folder, known.data.person, config)
-            if known.privacy.sites_per_person != config.privacy.sites_per_person:
-                raise _other_terms()
+        if one.run != config.sum.run or config.seed is not None:
+            continue
+        if one.epsilon is None or one.epsilon > said["epsilon"] or one.delta > said["delta"]:
+            what = f"the model's file says that training cost ε = {said['epsilon']}, δ = {said['delta']}"
+            raise Refused(f"{what}, and the budget book has {one.epsilon}, {one.delta}", "ask for the model of the run")
+        known = None if person is None else configs.started(Folder(Path(one.folder)).config)
+        if known is not None and known.data.person != person:
+            raise _other_identifier(one.folder, known.data.person, config)
+        if known is not None and known.privacy.sites_per_person != config.privacy.sites_per_person:
+            raise _other_terms()
 
 
 def _other_identifier(run: object, person: str | None, config: Config) -> Refused:

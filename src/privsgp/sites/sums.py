@@ -61,8 +61,6 @@ def counted(
         parts = [side(dataset, every, asked, held_out=which) for which in (evaluates, not evaluates)]
     records, *others = booked.records_of(hashes, dataset, parts)
     run = config.sum.run or ""
-    if evaluates:
-        evaluation.refuse_other_persons(config)
     if evaluates and others:
         evaluation.refuse_other_side(config, run, {node: records})
     elif evaluates:
@@ -87,6 +85,7 @@ def _model(config: Config, path: Path) -> Result:
         )
     result = of_model(path)
     evaluation.refuse_other_terms(config, result)
+    evaluation.refuse_other_run(config, result)
     return result
 
 
