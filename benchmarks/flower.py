@@ -42,7 +42,7 @@ EPSILONS, SEEDS, DELTA = (3.0, 1.0), (0, 1, 2), 1e-5
 ROUNDS, EPOCHS, BATCH = 5, 4, 32
 GRID = tuple(itertools.product((1.0, 4.0), (0.05, 0.2, 0.8)))  # clip, learning rate
 FIXED = (1.0, 0.2)  # clip 1 as in Opacus's examples, and the middle step
-DRAWS = {"independent": 10, "pairwise": 2}  # of the noise: of two draws alone, chance is as large as the differences
+DRAWS = {"independent": 8, "pairwise": 2}  # of the noise: of two draws alone, chance is as large as the differences
 PAIRWISE = ("privacy.noise=pairwise", "privacy.honest=3")
 
 

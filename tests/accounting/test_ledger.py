@@ -93,7 +93,7 @@ def test_what_was_reserved_counts_until_it_is_returned(path):
 def test_the_budget_ends_at_steps_plus_spare(path):
     with Ledger.open(path, HEADER) as ledger:
         assert [ledger.reserve(first, 1000) for first in (0, 64, 128)] == [64, 38, 0]
-        assert ledger.charged == HEADER.allowance == 102
+        assert ledger.charged == HEADER.steps + HEADER.spare == 102
     with Ledger.open(path, HEADER) as ledger:
         assert ledger.reserve(200, 1) == 0
 

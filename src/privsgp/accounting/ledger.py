@@ -79,11 +79,6 @@ class Header:
     layout: _Letters = ""
     site: Annotated[str, Field(pattern=r"^(\w[\w.-]{0,63})?$")] = ""
 
-    @property
-    def allowance(self) -> int | None:
-        """The number of releases the budget pays for; None without a budget."""
-        return None if self.budget is None else self.steps + self.spare
-
     @classmethod
     def read(cls, line: dict[str, Any]) -> Header:
         """Return the header in an `open` line; ValueError says what is wrong with it."""
@@ -119,7 +114,8 @@ class Segment:
     @property
     def remaining(self) -> int | None:
         """How many more releases the budget pays for; None without a budget."""
-        return None if self.header.allowance is None else max(0, self.header.allowance - self.charged)
+        header = self.header
+        return None if header.budget is None else max(0, header.steps + header.spare - self.charged)
 
     def apply(self, line: dict[str, Any] | str) -> None:
         """Count one line; ValueError says why it cannot follow the lines before it."""
