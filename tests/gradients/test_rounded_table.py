@@ -116,10 +116,3 @@ def test_half_the_memory_and_a_scale():
 def test_a_precision_of_ones_own_is_no_rounding():
     assert Site("words", "factored", torch.float32).table.scale is None
     assert Site("words", "factored", torch.float32, torch.float64).table.scale is not None
-
-
-def test_a_difference_clip_is_refused():
-    site = SITES["factored"]
-    with pytest.raises(ValueError, match="may move by more than the difference clip"):
-        make_table("factored", site.raw(torch.zeros(NODES, 1, dtype=torch.int64), 0), ROWS, clip=G, difference_clip=0.1,
-                   dtype=torch.bfloat16)  # fmt: skip

@@ -14,7 +14,7 @@ from privsgp.gradients.rules.ruled import Ruled
 def test_every_layer_gives_the_gradients_of_plain_autograd(name, nodes):
     model = build(LAYERS[name])
     gradient = stack(model, cross_entropy, probe(12))
-    assert type(gradient) is Ruled
+    assert type(gradient) is (Mixed if name in ("shortcut", "words") else Ruled)  # their forward is their own
     z, data = around(model, nodes), samples(nodes, 4, 12)
     g, plain = gradient(z, *data), plain_gradients(model, cross_entropy, z, *data)
     torch.testing.assert_close(g.dense(), plain, rtol=1e-10, atol=1e-12)

@@ -37,7 +37,7 @@ def tagged(outputs, targets):
 ])  # fmt: skip
 def test_several_whole_numbers_a_sample(tmp_path, model, x, y, loss):
     result = trained(tmp_path, model, x, y, loss=loss)
-    assert result.summary["gradients"] == "by rules"
+    assert result.summary["gradients"].startswith("by rules")
     assert result.card["target_shape"] == list(y.shape[1:])
     assert result.predict(x).shape[0] == N
 
@@ -63,7 +63,7 @@ class _Masked(nn.Module):
 
 def test_tokens_and_mask_in_one_array(tmp_path):
     result = trained(tmp_path, _Masked(), np.stack([IDS, (IDS > 3).astype(np.int64)], 1), Y)
-    assert result.summary["gradients"] == "by rules"
+    assert result.summary["gradients"].startswith("by rules")
 
 
 def test_features_that_look_tokens_up(tmp_path):
@@ -120,7 +120,7 @@ class _Lora(nn.Module):
 def test_adapters_have_rules_and_small_messages(tmp_path):
     model = nn.Sequential(_Lora(nn.Linear(8, 16), 2), nn.ReLU(), nn.Linear(16, 2))
     summary = trained(tmp_path, model, X, Y).summary
-    assert summary["gradients"] == "by rules"
+    assert summary["gradients"].startswith("by rules")
     assert summary["dim"] == 2 * (8 + 16) + 34
 
 

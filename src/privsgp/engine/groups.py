@@ -18,7 +18,7 @@ from privsgp.algorithms.saga import PrivSGPSAG, PrivSGPVR
 from privsgp.devices import device_of, in_threads
 from privsgp.gradients.persons import Persons
 from privsgp.gradients.rounding import CHUNK
-from privsgp.gradients.rules.ruled import Ruled
+from privsgp.gradients.rules.ruled import RuledLayers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -85,8 +85,8 @@ def split(spec: RunSpec, gradient: Stacked) -> list[slice]:
     count = min(max(torch.get_num_threads(), -(-n // _MOST)), n // 2)
     by_node = spec.algorithm.step is PushSum.step and getattr(spec.algorithm, "direction", None) in _BY_NODE
     by_row = gradient.by_row if isinstance(gradient, Persons) else gradient
-    ruled = isinstance(by_row, Ruled) and not by_row.samples_first and device_of(spec.device).in_host_memory
-    if count < 2 or torch.get_num_threads() == 1 or not (by_node and ruled):
+    ruled = isinstance(by_row, RuledLayers) and not by_row.rest and not by_row.samples_first
+    if count < 2 or torch.get_num_threads() == 1 or not (by_node and ruled and device_of(spec.device).in_host_memory):
         return everyone
     ends = [n * i // count for i in range(count + 1)]
     groups = [slice(*pair) for pair in itertools.pairwise(ends)]

@@ -272,7 +272,7 @@ class Trainer:
         loss, groups = one_at_a_time(loss), []
         for nodes in slices:
             prefix = spec.for_nodes(nodes)
-            own = of_samples(Ruled(self.model, self.layout, loss), spec.learning.rows)
+            own = of_samples(stack(self.model, loss, spec.learning.made_up()), spec.learning.rows)
             block = self._block(prefix, own, self.randomness.of(prefix))
             groups.append(Group(nodes, spec.algorithm(block, spec.settings)))
         return groups
