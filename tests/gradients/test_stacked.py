@@ -15,13 +15,13 @@ from privsgp.gradients.rules.mixed import Mixed
 from privsgp.gradients.rules.ruled import Ruled
 from privsgp.gradients.stacked import Functional
 
-
 OWN_FORWARD = ("asks", "residual", "views", "three dimensions")
 
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [(n, Mixed if n in OWN_FORWARD else Ruled) for n in RULED] + [(n, Functional if n in NO_LAYER_FITS else Mixed) for n in UNRULED],
+    [(n, Mixed if n in OWN_FORWARD else Ruled) for n in RULED]
+    + [(n, Functional if n in NO_LAYER_FITS else Mixed) for n in UNRULED],
 )
 def test_the_rule_is_taken_where_it_holds_and_gives_the_true_gradients_everywhere(name, way):
     model = build((RULED | UNRULED)[name])
