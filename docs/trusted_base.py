@@ -25,7 +25,7 @@ PLAIN = "A plain run"
 PAIRWISE, PERSONS = "Pairwise noise", "A person with several rows"
 DIALECT, SURVIVAL = "A dialect file beside a table", "A survival target"
 LAYERS = "A convolution, a norm layer or a layer at many positions"
-RULELESS = "A layer without a rule"
+RULELESS = "A layer without a rule, or a `forward` of your own"
 COMPOUND = "Shared noise, persons, sums, anchors or an earlier run"
 IMAGES, TEXTS, FEATURES, SUMS = "Images", "Texts", "A feature map", "`describe` or `evaluate --private`"
 GPU, TORCHRUN, SITES = "A GPU", "torchrun", "Sites"
@@ -112,7 +112,7 @@ TRUSTED: dict[str, dict[str, str]] = {
         "gradients/rules/norm.py": "Computes one sample's gradient of GroupNorm and LayerNorm.",
     },
     RULELESS: {
-        "gradients/rules/mixed.py": "Runs a layer without a rule on each sample by itself.",
+        "gradients/rules/mixed.py": "Runs the user's own code, and layers without a rule, on each sample by itself.",
     },
     IMAGES: {
         "data/images.py": "Makes one sample of one image.",
@@ -245,9 +245,9 @@ These files must be right for ε to be true. A file is in this list if a mistake
 run larger than the ε that privsgp prints. Lines are lines of code, without blank lines, comments and docstrings.
 
 A plain run is `privsgp train` with `privsgp-vr` (or another method of push-sum) in one process on a CPU. Its data are
-tables or arrays, one record per row, its model has linear layers, and each node has noise of its own. If your run is a
-plain run, read the first list only: a mistake in any other file cannot make its ε false. A test traces a plain run and
-finds no file of another list. Each choice adds the files of its own list.
+tables or arrays, one record per row, its model is a `Sequential` of linear layers, and each node has noise of its own.
+If your run is a plain run, read the first list only: a mistake in any other file cannot make its ε false. A test traces
+a plain run and finds no file of another list. Each choice adds the files of its own list.
 
 privsgp also trusts Python, numpy, scipy, PyTorch, dp-accounting, cryptography, SQLite, the operating system and the
 hardware. Between sites it trusts gRPC to carry bytes, and nothing else. It takes data that a configuration calls public
