@@ -51,7 +51,7 @@ TRUSTED: dict[str, dict[str, str]] = {
         "algorithms/saga.py": "Computes the estimator that the accountant counts, table included.",
         "data/dataset.py": "Takes nothing public (number of classes, shapes) from private records.",
         "data/files.py": "Makes one sample of one record.",
-        "data/hashes.py": "Gives a record the same hash in every file, format and schema, and no two records one.",
+        "data/hashes.py": "Gives a record of a table the same hash in every file, format and schema.",
         "data/loading.py": "Keeps private files and public files apart.",
         "data/partitions.py": "Puts each record on one node, without looking at labels in a private run.",
         "data/samples.py": "Makes one sample of one record that comes from Python.",
@@ -242,7 +242,9 @@ _SKIPPED = {
 _HEAD = """# Trusted base
 
 These files must be right for ε to be true. A file is in this list if a mistake in it could make the true ε of a private
-run larger than the ε that privsgp prints. Lines are lines of code, without blank lines, comments and docstrings.
+run larger than the ε that privsgp computes, and that `privsgp ledger` computes again. The files that show it are not
+in the list: compare their number with that of `privsgp ledger`. Lines are lines of code, without blank lines, comments
+and docstrings.
 
 A plain run is `privsgp train` with `privsgp-vr` (or another method of push-sum) in one process on a CPU. Its data are
 tables or arrays, one record per row, its model is a `Sequential` of linear layers, and each node has noise of its own.
