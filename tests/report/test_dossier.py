@@ -70,6 +70,8 @@ def test_a_run_gives_a_record_that_the_registry_takes(place, monkeypatch):
     assert 1.0 < spent["epsilon"] <= 2.0
     assert spent["delta"] == 1e-5
     assert "weights of the model, 4 times" in annex
+    assert "no signed agreement: one process had the records of all" in annex
+    assert "The process had the records of all." in found["basic"]["description"]
     assert "all 8 noised steps of the run. " in found["deployment_model"]["release_type_details"]
     assert "{" not in annex
     assert "<script>" not in annex
@@ -108,6 +110,11 @@ def test_simulations_and_folders_in_use_are_refused(place):
     assert command("train", place / "run.toml", "--set", "seed=1", "--out", place / "simulated").code == 0
     with pytest.raises(Refused, match="protects nobody"):
         write_dossier(place / "simulated", place / "never")
+    config = place / "simulated" / "config.toml"
+    config.write_text("\n".join(line for line in config.read_text().splitlines() if not line.startswith("seed")))
+    with pytest.raises(Refused, match="protects nobody"):  # its ledgers say so too
+        write_dossier(place / "simulated", place / "never")
+    assert not (place / "never").exists()
     with pytest.raises(Refused, match="not empty"):
         write_dossier(place / "run", place)
 

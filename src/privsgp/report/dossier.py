@@ -70,6 +70,12 @@ class _Facts:
         return found
 
     @property
+    def simulation(self) -> bool:
+        """Whether the configuration or a ledger says that the noise came from a seed."""
+        told = self.config.seed is not None
+        return told or (self.view is not None and bool(self.view.summary["simulation"]))
+
+    @property
     def unit(self) -> str:
         """What ε protects."""
         d = self.config.data
@@ -88,8 +94,8 @@ def write_dossier(source: Path, out: Path, audit: Path | None = None) -> list[st
     """
     facts = _of_study(Study.read(source)) if source.is_file() else _of_run(source)
     c = facts.config
-    if c.seed is not None or not c.private:
-        what = "has a seed: it protects nobody" if c.seed is not None else "adds no noise"
+    if facts.simulation or not c.private:
+        what = "has a seed: it protects nobody" if facts.simulation else "adds no noise"
         raise Refused(f"{source} {what}", "write dossiers of private runs")
     if not math.isfinite(facts.worst.epsilon):
         raise Refused(f"{source} has no finite ε", "set privacy.epsilon: an officer can judge a bound, not a noise")
