@@ -32,6 +32,7 @@ Shape = TypeVar("Shape", bound=BaseModel)
 # A list of numbers is one line, not one for each; no string has a line's end in it.
 _NUMBERS = re.compile(r"\[\n\s+[-+.eE\d]+(?:,\n\s+[-+.eE\d]+)*\n\s*\]")
 LONGEST = 2**26  # bytes of a JSON file
+_DIGITS = 100  # of a whole number; seeds have 78
 UNFINISHED = ".privsgp-tmp"  # what a killed process may leave behind ends in this
 
 
@@ -89,7 +90,7 @@ def parsed(text: bytes, shape: type[BaseModel], where: str) -> dict[str, Any]:
 def loaded(text: bytes, where: str) -> Any:  # noqa: ANN401 - any JSON
     """Return the value that a JSON text is; refuse numbers that are none, and brackets without an end."""
     try:
-        return json.loads(text, parse_constant=_number, parse_float=_number)
+        return json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_whole)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
         raise _damaged(where, str(error)[:200]) from error
 
@@ -130,6 +131,12 @@ def _number(text: str) -> float:
     if not math.isfinite(value := float(text)):
         raise ValueError(f"{text:.40} is no finite number")
     return value
+
+
+def _whole(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)
 
 
 def write(path: Path, text: str) -> None:

@@ -102,6 +102,8 @@ def known_ledgers(folder: Folder) -> dict[int, list[Mark]]:
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, dict[str, str]]]:
     """Open a checkpoint whose metadata are what was written; whatever damage leads to is refused by the file's name."""
+    if not path.is_file():  # a pipe would be waited for
+        raise _damaged(path, "it is no regular file")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

@@ -101,6 +101,8 @@ class Folder:
 
     @contextlib.contextmanager
     def _locked(self, path: Path, kind: int) -> Iterator[None]:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise Refused(f"{path} is no regular file", "remove it, or choose another {out}", out=None)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = path.open("a")
