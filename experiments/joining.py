@@ -28,7 +28,7 @@ def rows(path: Path) -> list[dict[str, float]]:
     for count in range(2, len(order) + 1, 2):
         here = [sigmas[i] for i in order[:count]]
         weights = node_weights("noise", [sizes[i] for i in order[:count]], here)
-        travelled = config.algorithm.steps * config.step_size**2
+        travelled = config.algorithm.steps * config.algorithm.step_size**2
         equal, weighted = (
             math.sqrt(travelled * math.fsum((p * s) ** 2 for p, s in zip(shares, here, strict=True)))
             for shares in ([1 / count] * count, weights or [1 / count] * count)

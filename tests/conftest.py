@@ -15,7 +15,7 @@ from hypothesis import settings
 
 import privsgp.sites.net.tls  # noqa: F401 - before anything else imports grpc
 
-settings.register_profile("no deadline", deadline=None)
+settings.register_profile("no deadline", deadline=None, max_examples=50)  # each time others
 settings.load_profile("no deadline")
 
 

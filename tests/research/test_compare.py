@@ -152,7 +152,7 @@ def test_curves_have_means_and_bands():
 def test_the_papers_comparison_is_a_configuration():
     path = pathlib.Path(__file__).parents[2] / "experiments" / "methods_mnist.toml"
     config = configs.read(path)
-    assert config.step_size == pytest.approx(math.sqrt(50 / 575))
+    assert config.algorithm.step_size == pytest.approx(math.sqrt(50 / 575))
 
 
 @pytest.mark.parametrize("count", [0, -3])
