@@ -174,9 +174,10 @@ def part(told: dict[str, Any]) -> str:
     lines += [line(row) for row in told["rows"]]
     near = sum(abs(row["as_coded"] - row["plotted"]) <= 0.015 for row in told["rows"])
     by_seed, own = (", ".join(f"{one:.3f}" for one in told[key]) for key in ("by_seed", "own_start"))
+    start = "If training starts from torch's default weights, SGD as coded reaches"
     words = f"""\
 {near} of {len(told["rows"])} are within 0.015 of the plots. SVRG as coded at ε = 2 with seeds 0, 1, 2: {by_seed}.
-The result depends on x⁰. If training starts from torch's default weights, SGD as coded reaches {own} at ε = 1, 2, 4, 8."""
+The result depends on x⁰. {start} {own} at ε = 1, 2, 4, 8."""
     return "\n".join([*lines, "", words, "", pages.commits([told])])
 
 

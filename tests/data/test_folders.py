@@ -65,7 +65,7 @@ def test_what_is_no_image_or_of_another_size_or_class_is_refused(tmp_path):
     with pytest.raises(Refused, match="class folder 'cat'"):
         read_images(tmp_path, ImageOptions(labels=["dog"]))
     _picture(tmp_path / "cat" / "b.png", 0, size=(7, 7))
-    with pytest.raises(Refused, match="set data.images.size") as refused:
+    with pytest.raises(Refused, match=r"set data\.images\.size") as refused:
         read_images(tmp_path, ImageOptions(labels=LABELS))
     assert "data.images.size" in refused.value.remedy
     (tmp_path / "cat" / "b.png").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
