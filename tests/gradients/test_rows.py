@@ -32,7 +32,7 @@ class Sorting(nn.Module):
 
 
 class Attending(nn.Module):
-    """Takes the batch for a sequence. What it attends to comes in with weight zero, at first."""
+    """Takes the batch for a sequence. At first the layer after it has weight zero."""
 
     def __init__(self):
         super().__init__()
@@ -95,6 +95,18 @@ def test_a_hook_is_code_of_the_users():
     model = nn.Sequential(nn.Linear(7, 4), nn.Tanh(), nn.Linear(4, 3))
     model[1].register_forward_hook(lambda _layer, _given, out: out * 2)
     assert "one sample at a time" in stack(model, loss, MADE_UP).how
+
+
+@pytest.mark.parametrize("pre", [False, True])
+def test_a_backward_hook_is_refused(pre):
+    """Found: it saw the gradients of all samples, and could mix them where a probe's are not special."""
+    model = nn.Sequential(nn.Linear(7, 4), nn.Tanh(), nn.Linear(4, 3))
+    if pre:
+        model[1].register_full_backward_pre_hook(lambda _layer, out: out)
+    else:
+        model[1].register_full_backward_hook(lambda _layer, inner, _out: inner)
+    with pytest.raises(Refused, match="layer '1' has a backward hook"):
+        stack(model, loss, MADE_UP)
 
 
 class Casting(nn.Module):

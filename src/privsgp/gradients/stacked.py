@@ -84,6 +84,9 @@ def refuse_mixing_layers(model: nn.Module) -> None:
         if any(is_lazy(p) for p in layer.parameters(recurse=False)):
             remedy = "call the model once on made-up samples before"
             raise Refused(f"layer '{name}' is a {type(layer).__name__}, whose weights have no shape yet", remedy)
+        if layer._backward_hooks or layer._backward_pre_hooks:
+            what = f"layer '{name}' has a backward hook, which would see the gradients of several samples at once"
+            raise Refused(what, "remove the hook")
         if (found := _mixing(layer)) is not None:
             label, (fault, remedy) = f"layer '{name}'" if name else "the model", found
             raise Refused(f"{label} is a {type(layer).__name__}{fault}", remedy)
